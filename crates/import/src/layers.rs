@@ -1,0 +1,223 @@
+//! An image's layers: decoded concurrently, merged in order.
+//!
+//! A few threads take the next layer each; a layer that stands several times in an image is decoded once. The
+//! calling thread merges each layer as soon as it and all below it are there. Memory does not depend on the number
+//! of layers: what waits is spooled.
+
+use crate::chunker::{ChunkWriter, LocalRun, OWN_PACK};
+use crate::context::Context;
+use crate::error::ImportError;
+use crate::layer::{LayerSource, decode};
+use crate::spool::{Record, RecordKind, Spool};
+use image::merge::{Body, Entry, MergeError, Merger, Outcome};
+use image::tree::{Attrs, Run, Tree, TreeError};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+/// Layers decoded at a time, however many threads there are: each needs up to about 12 MiB.
+const MAX_CONCURRENT: usize = 8;
+
+/// What the merge saw on the way.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct MergeCounts {
+    pub(crate) idle_whiteouts: u64,
+    pub(crate) ignored: u64,
+}
+
+/// Decodes and merges `layers`, lowest first.
+pub(crate) fn import_layers<'a>(
+    context: &'a Context<'a>,
+    tree: Tree,
+    layers: &[LayerSource<'_>],
+) -> Result<(TreeAndPack, MergeCounts), ImportError> {
+    let order = unique(layers);
+    let firsts: Vec<usize> = (0..layers.len()).filter(|&i| order[i] == i).collect();
+    let next = AtomicUsize::new(0);
+    let (tx, results) = mpsc::channel();
+    let workers = context.options.threads.clamp(1, MAX_CONCURRENT).min(firsts.len().max(1));
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            let (tx, firsts, next) = (tx.clone(), &firsts, &next);
+            let work = move || work(context, layers, firsts, next, &tx);
+            let started = std::thread::Builder::new().name("layer".into()).spawn_scoped(scope, work);
+            if let Err(e) = started {
+                context.stop();
+                return Err(ImportError::io("start a thread for", "a layer", e));
+            }
+        }
+        drop(tx);
+        let merged = merge(context, tree, layers, &order, &results);
+        if merged.is_err() {
+            context.stop();
+        }
+        merged
+    })
+}
+
+/// What a worker says.
+enum Message<'a> {
+    Layer(usize, Result<Spool<'a>, ImportError>),
+    /// It is done, and its stream is flushed or not.
+    Closed(Result<(), ImportError>),
+}
+
+/// For each layer the first one that is the same.
+fn unique(layers: &[LayerSource<'_>]) -> Vec<usize> {
+    let mut seen = HashMap::new();
+    let same = |(i, l): (usize, &LayerSource<'_>)| match &l.promise.digest {
+        Some(digest) => *seen.entry((digest.clone(), l.diff_id.clone())).or_insert(i),
+        None => i,
+    };
+    layers.iter().enumerate().map(same).collect()
+}
+
+fn work<'a>(
+    context: &'a Context<'a>,
+    layers: &[LayerSource<'_>],
+    firsts: &[usize],
+    next: &AtomicUsize,
+    results: &mpsc::Sender<Message<'a>>,
+) {
+    let mut writer = ChunkWriter::new(context);
+    while let Some(&i) = firsts.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let result =
+            if context.stopped() { Err(ImportError::Stopped) } else { decode(context, &layers[i], &mut writer) };
+        if result.is_err() {
+            context.stop();
+        }
+        // The receiver goes on to the end.
+        let _ = results.send(Message::Layer(i, result));
+    }
+    let _ = results.send(Message::Closed(writer.close()));
+}
+
+/// A tree whose own pack has no name yet, and that pack's number in it.
+#[derive(Debug)]
+pub(crate) struct TreeAndPack {
+    pub(crate) tree: Tree,
+    pub(crate) pack: u32,
+}
+
+fn merge<'a>(
+    context: &'a Context<'a>,
+    mut tree: Tree,
+    layers: &[LayerSource<'_>],
+    order: &[usize],
+    results: &mpsc::Receiver<Message<'a>>,
+) -> Result<(TreeAndPack, MergeCounts), ImportError> {
+    let pack = tree.object_placeholder();
+    let mut merging = Merging { merger: Merger::new(tree), objects: vec![pack], counts: MergeCounts::default() };
+    let mut spools: Vec<Option<Spool<'a>>> = layers.iter().map(|_| None).collect();
+    let mut done = 0;
+    let mut failure: Option<ImportError> = None;
+    let mut fail = |e: ImportError| {
+        context.stop();
+        // The first real one counts: the others only follow from it.
+        if failure.as_ref().is_none_or(|f| matches!(f, ImportError::Stopped)) {
+            failure = Some(e);
+        }
+    };
+    for message in results {
+        match message {
+            Message::Closed(Ok(())) => {}
+            Message::Closed(Err(e)) | Message::Layer(_, Err(e)) => fail(e),
+            Message::Layer(i, Ok(spool)) => spools[i] = Some(spool),
+        }
+        while done < layers.len() && !context.stopped() {
+            let Some(spool) = &spools[order[done]] else { break };
+            if let Err(e) = merging.layer(context, &layers[done].place, spool) {
+                fail(e);
+                break;
+            }
+            if !order[done + 1..].contains(&order[done]) {
+                spools[order[done]] = None;
+            }
+            done += 1;
+        }
+    }
+    match failure {
+        Some(e) => Err(e),
+        None => Ok((TreeAndPack { tree: merging.merger.finish(), pack }, merging.counts)),
+    }
+}
+
+struct Merging {
+    merger: Merger,
+    /// Ordinals in the tree of the import's objects by number.
+    objects: Vec<u32>,
+    counts: MergeCounts,
+}
+
+impl Merging {
+    fn layer(&mut self, context: &Context<'_>, place: &str, spool: &Spool<'_>) -> Result<(), ImportError> {
+        for (id, space_blocks) in context.objects.list().into_iter().skip(self.objects.len() - 1) {
+            let n = self.merger.tree_mut().object(id, space_blocks);
+            self.objects.push(n);
+        }
+        self.merger.begin_layer().map_err(|e| merge_error(place, e))?;
+        let mut reader = spool.reader();
+        let mut record = Record::default();
+        let mut runs = Vec::new();
+        while reader.next(&mut record).map_err(|e| e.at(place))? {
+            self.record(&record, &mut runs).map_err(|e| merge_error(place, e))?;
+        }
+        self.merger.end_layer();
+        Ok(())
+    }
+
+    fn record(&mut self, record: &Record, runs: &mut Vec<Run>) -> Result<(), MergeError> {
+        let h = &record.head;
+        let xattrs: Vec<(&[u8], &[u8])> = record.xattrs.iter().map(|(n, v)| (&n[..], &v[..])).collect();
+        let set = self.merger.tree_mut().xattr_set(&xattrs);
+        let set = set.map_err(|source| MergeError::Tree { entry: image::tree::PathBytes::of(&record.path), source })?;
+        let body = match h.kind {
+            RecordKind::File => {
+                runs.clear();
+                runs.extend(record.runs.iter().map(|r| self.run(r)));
+                Body::File { size: h.size, digest: h.digest, runs }
+            }
+            RecordKind::HardLink => Body::Hardlink { target: &record.link },
+            RecordKind::Symlink => Body::Symlink { target: &record.link },
+            RecordKind::Dir => Body::Dir,
+            RecordKind::Fifo => Body::Fifo,
+            RecordKind::Char { major, minor } => Body::Char { major, minor },
+            RecordKind::Block { major, minor } => Body::Block { major, minor },
+        };
+        let attrs = Attrs {
+            mode: h.mode,
+            uid: h.uid,
+            gid: h.gid,
+            mtime_sec: h.mtime_sec,
+            mtime_nsec: h.mtime_nsec,
+            xattrs: set,
+        };
+        match self.merger.entry(&record.path, Entry { body, attrs })? {
+            Outcome::Whiteout(false) => self.counts.idle_whiteouts += 1,
+            Outcome::Ignored => self.counts.ignored += 1,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn run(&self, r: &LocalRun) -> Run {
+        debug_assert_eq!(OWN_PACK, 0);
+        let object = self.objects[r.object as usize];
+        Run { file_block: r.file_block, count: r.count, object, space_block: r.space_block }
+    }
+}
+
+fn merge_error(place: &str, e: MergeError) -> ImportError {
+    let place = place.to_owned();
+    // The entry and the reason in one line.
+    let what = match &e {
+        MergeError::Tree { source, .. } => format!("{e}: {source}"),
+        _ => e.to_string(),
+    };
+    match e {
+        MergeError::Tree { source: TreeError::Limit { .. }, .. } | MergeError::Layers(_) => {
+            ImportError::Limit { place, what }
+        }
+        _ => ImportError::Corrupt { place, what },
+    }
+}
