@@ -1,0 +1,7 @@
+//! The `lazyroot` program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    lazyroot::cli::main()
+}

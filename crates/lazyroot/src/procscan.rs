@@ -1,0 +1,175 @@
+//! What `/proc` tells about mounts: which namespaces see a superblock, and which processes keep it busy.
+//!
+//! Everything is read from link texts and tables; no path below a mount of ours is ever touched, so a file system
+//! whose server is gone (or is this process) cannot block the scan. A namespace that no process is in (kept by a
+//! bind mount or a descriptor only) is not seen.
+
+use crate::control::proto::Dev;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use sys::mountinfo::{self, Entry};
+
+/// One mount namespace.
+#[derive(Debug, Clone)]
+pub struct Namespace {
+    /// `mnt:[NUMBER]`.
+    pub id: OsString,
+    /// A process in it.
+    pub pid: i32,
+    /// Its mounts.
+    pub mounts: Vec<Entry>,
+}
+
+/// The device number of an entry.
+pub fn dev_of(entry: &Entry) -> Dev {
+    Dev { major: entry.dev.0, minor: entry.dev.1 }
+}
+
+/// The name of a process's mount namespace.
+pub fn namespace_of(pid: &str) -> Option<OsString> {
+    Some(std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()?.into_os_string())
+}
+
+fn pids() -> impl Iterator<Item = i32> {
+    std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
+}
+
+/// Every mount namespace that some process is in, but for `skip`.
+pub fn namespaces(skip: Option<&OsString>) -> Vec<Namespace> {
+    let mut seen = HashSet::new();
+    let mut found = Vec::new();
+    for pid in pids() {
+        let Some(id) = namespace_of(&pid.to_string()) else { continue };
+        if Some(&id) == skip || seen.contains(&id) {
+            continue;
+        }
+        // A process that ends between the two reads: another one of its namespace will do.
+        if let Ok(mounts) = mountinfo::of(pid)
+            && !mounts.is_empty()
+        {
+            seen.insert(id.clone());
+            found.push(Namespace { id, pid, mounts });
+        }
+    }
+    found
+}
+
+/// A process that keeps a mount busy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Process.
+    pub pid: i32,
+    /// Its command name.
+    pub command: String,
+    /// How: `cwd`, `root`, `exe`, `fd`, `map`.
+    pub how: &'static str,
+}
+
+impl std::fmt::Display for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({}, {})", self.pid, self.command, self.how)
+    }
+}
+
+/// The processes that keep the superblock `dev` busy, at most `limit`.
+pub fn users_of(dev: Dev, limit: usize) -> Vec<User> {
+    let mut users = Vec::new();
+    let mut tables: BTreeMap<OsString, Vec<Entry>> = BTreeMap::new();
+    for pid in pids() {
+        if users.len() >= limit {
+            break;
+        }
+        let Some(ns) = namespace_of(&pid.to_string()) else { continue };
+        let table = tables.entry(ns).or_insert_with(|| mountinfo::of(pid).unwrap_or_default());
+        let mounts: Vec<&Entry> = table.iter().filter(|e| dev_of(e) == dev).collect();
+        if let Some(how) = how_it_uses(pid, dev, &mounts) {
+            let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            users.push(User { pid, command: command.trim().to_owned(), how });
+        }
+    }
+    users
+}
+
+fn how_it_uses(pid: i32, dev: Dev, mounts: &[&Entry]) -> Option<&'static str> {
+    let below = |link: &Path| mounts.iter().any(|m| link.starts_with(&m.mount_point));
+    for how in ["cwd", "root", "exe"] {
+        if let Ok(link) = std::fs::read_link(format!("/proc/{pid}/{how}"))
+            && link != Path::new("/")
+            && below(&link)
+        {
+            return Some(how);
+        }
+    }
+    if !mounts.is_empty() {
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten() {
+            if let Ok(text) = std::fs::read_to_string(entry.path())
+                && mount_id(&text).is_some_and(|id| mounts.iter().any(|m| m.id == id))
+            {
+                return Some("fd");
+            }
+        }
+    }
+    // Maps name the superblock itself, whatever the namespace.
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|l| map_dev(l) == Some(dev)).then_some("map")
+}
+
+/// The `mnt_id` of an fdinfo file.
+fn mount_id(fdinfo: &str) -> Option<u64> {
+    fdinfo.lines().find_map(|l| l.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
+/// The device of a line of a maps file (two hexadecimal numbers).
+fn map_dev(line: &str) -> Option<Dev> {
+    let (major, minor) = line.split_ascii_whitespace().nth(3)?.split_once(':')?;
+    let number = |s| u32::from_str_radix(s, 16).ok();
+    Some(Dev { major: number(major)?, minor: number(minor)? }).filter(|d| (d.major, d.minor) != (0, 0))
+}
+
+/// The topmost mount at exactly `target` in this process's namespace.
+pub fn mounted_at(target: &Path) -> std::io::Result<Option<Entry>> {
+    Ok(mountinfo::of_self()?.into_iter().rfind(|e| e.mount_point == target))
+}
+
+/// Mounts below `target`, deepest first.
+pub fn mounted_below(target: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut below: Vec<PathBuf> = mountinfo::of_self()?
+        .into_iter()
+        .map(|e| e.mount_point)
+        .filter(|m| m != target && m.starts_with(target))
+        .collect();
+    below.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
+    Ok(below)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_of_the_kernel_are_read() {
+        assert_eq!(mount_id("pos:\t0\nflags:\t0100000\nmnt_id:\t29\n"), Some(29));
+        assert_eq!(mount_id("pos:\t0\n"), None);
+        assert_eq!(map_dev("7f00-7f01 r-xp 00000000 fe:0a 1234 /bin/x"), Some(Dev { major: 0xfe, minor: 10 }));
+        assert_eq!(map_dev("7f00-7f01 rw-p 00000000 00:00 0"), None);
+        assert_eq!(map_dev(""), None);
+    }
+
+    #[test]
+    fn this_process_is_found_in_its_namespace() {
+        let own = namespace_of("self").unwrap();
+        let all = namespaces(None);
+        assert!(all.iter().any(|n| n.id == own && n.mounts.iter().any(|m| m.mount_point == Path::new("/"))));
+        assert!(namespaces(Some(&own)).iter().all(|n| n.id != own));
+    }
+
+    #[test]
+    fn an_open_file_is_a_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let _open = std::fs::File::create(dir.path().join("f")).unwrap();
+        let dev = Dev::from_st(std::os::unix::fs::MetadataExt::dev(&dir.path().metadata().unwrap()));
+        let me = std::process::id() as i32;
+        assert!(users_of(dev, usize::MAX).iter().any(|u| u.pid == me));
+    }
+}
