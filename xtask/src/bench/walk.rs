@@ -1,0 +1,191 @@
+//! Walking, statting and searching whole trees, warm and cold.
+
+use super::measure::{Figures, Measured, Series, in_turn};
+use super::views::{self, View};
+use crate::lab::Lab;
+use crate::scratch::Scratch;
+use crate::{corpus, proc};
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What is done to a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Find,
+    StatAll,
+    Search,
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Work::Find => "find",
+            Work::StatAll => "stat-all",
+            Work::Search => "rg",
+        }
+    }
+
+    /// Seconds that it takes.
+    fn take(self, point: &Path) -> Result<f64> {
+        let mut command = match self {
+            Work::Find | Work::StatAll => Command::new("find"),
+            Work::Search => Command::new("rg"),
+        };
+        match self {
+            Work::Find => command.arg(point).arg("-xdev"),
+            Work::StatAll => command.arg(point).args(["-xdev", "-printf", r"%s %m %U %T@ %i\n"]),
+            Work::Search => command.args(["-j2", "-uu", "-F", "zzz_not_there_q"]).arg(point),
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let began = Instant::now();
+        let status = command.status().with_context(|| proc::line(&command))?;
+        let took = began.elapsed().as_secs_f64();
+        // rg says 1 when it found nothing, which is what it has to find.
+        let right = if self == Work::Search { Some(1) } else { Some(0) };
+        ensure!(status.code() == right, "{}: {status}", proc::line(&command));
+        Ok(took)
+    }
+}
+
+/// All views through one kind of work: first warm, then cold, each in turn.
+fn measured(views: &[View], corpus: &str, work: Work, cold: bool, rounds: usize) -> Result<Vec<Series>> {
+    let mut targets: Vec<(String, Measured<'_>)> = Vec::new();
+    for view in views {
+        if !cold {
+            work.take(&view.point)?;
+        }
+        let measure = move || {
+            if cold {
+                crate::drop_kernel_caches()?;
+            }
+            work.take(&view.point)
+        };
+        targets.push((view.name.clone(), Box::new(measure)));
+    }
+    let what = format!("{} {}, {corpus}", work.name(), if cold { "cold" } else { "warm" });
+    in_turn(&what, "s", rounds, targets)
+}
+
+fn lab_with(scratch: &Scratch, names: &[String]) -> Result<Lab> {
+    let lab = Lab::new(scratch.dir())?;
+    for name in names {
+        lab.import(&Lab::source("oci", &corpus::build(name)?.join("oci")), name)?;
+    }
+    Ok(lab)
+}
+
+fn of<'a>(series: &'a [Series], target: &str) -> Result<&'a Series> {
+    series.iter().find(|s| s.target == target).with_context(|| format!("no target {target}"))
+}
+
+/// find and stat-all.
+pub fn walks(scratch: &Scratch, names: &[String], rounds: usize, figures: &mut Figures) -> Result<()> {
+    let lab = lab_with(scratch, names)?;
+    for name in names {
+        let views = views::all(scratch, &lab, name, &corpus::cache()?.join(name).join("rootfs"), figures)?;
+        for work in [Work::Find, Work::StatAll] {
+            let warm = measured(&views, name, work, false, rounds)?;
+            figures.add(&warm);
+            let native = of(&warm, "native EROFS, metadata in front")?;
+            let ratio = of(&warm, "lazyroot erofs")?.ratio(native);
+            figures.goal(format!("{} warm, {name}: ratio to native EROFS", work.name()), ratio, 1.05);
+            let cold = measured(&views, name, work, true, rounds)?;
+            figures.add(&cold);
+            let ratio = of(&cold, "lazyroot erofs")?.ratio(of(&cold, "native directory")?);
+            let most = if work == Work::Find { 0.2 } else { 0.5 };
+            figures.goal(format!("{} cold, {name}: ratio to the native directory", work.name()), ratio, most);
+        }
+    }
+    Ok(())
+}
+
+/// rg over everything.
+pub fn searches(scratch: &Scratch, names: &[String], rounds: usize, figures: &mut Figures) -> Result<()> {
+    let here = views::version("rg");
+    figures.peer("ripgrep", here.clone());
+    here.context("ripgrep is not here; `make bench NAME=rg` installs it")?;
+    let lab = lab_with(scratch, names)?;
+    for name in names {
+        let views = views::all(scratch, &lab, name, &corpus::cache()?.join(name).join("rootfs"), figures)?;
+        let warm = measured(&views, name, Work::Search, false, rounds)?;
+        figures.add(&warm);
+        let native = of(&warm, "native EROFS, metadata in front")?;
+        figures.goal(
+            format!("rg warm, {name}: ratio to native EROFS"),
+            of(&warm, "lazyroot erofs")?.ratio(native),
+            1.1,
+        );
+        figures.add(&measured(&views, name, Work::Search, true, rounds.min(3))?);
+    }
+    Ok(())
+}
+
+/// The FUSE tree: walks against the ratios of another daemon, single lookups against a pass-through one.
+pub fn tree(scratch: &Scratch, names: &[String], rounds: usize, figures: &mut Figures) -> Result<()> {
+    let lab = lab_with(scratch, names)?;
+    for name in names {
+        let rootfs = corpus::cache()?.join(name).join("rootfs");
+        let mut views = views::all(scratch, &lab, name, &rootfs, figures)?;
+        views.retain(|v| ["native directory", "lazyroot erofs", "lazyroot tree"].contains(&v.name.as_str()));
+        // nydusd with RAFS v6, ratios to the native directory: find cold, warm, stat-all cold, warm (linux).
+        let peers = [
+            (Work::Find, true, 1.23),
+            (Work::Find, false, 2.35),
+            (Work::StatAll, true, 1.37),
+            (Work::StatAll, false, 0.88),
+        ];
+        for (work, cold, most) in peers {
+            let series = measured(&views, name, work, cold, rounds)?;
+            figures.add(&series);
+            let ratio = of(&series, "lazyroot tree")?.ratio(&series[0]);
+            figures.goal(format!("{}: ratio to the native directory", series[0].what), ratio, most);
+        }
+        views.extend(views::pass_through(scratch, name, &rootfs, figures)?);
+        lookups(&views, name, &rootfs, rounds, figures)?;
+    }
+    Ok(())
+}
+
+/// Names that are looked up in one go.
+const LOOKUPS: usize = 2000;
+
+/// stat(2) of names picked over the whole tree, each looked up once after the kernel's caches were dropped, and
+/// again when they are warm in everything but the kernel's name cache.
+fn lookups(views: &[View], name: &str, rootfs: &Path, rounds: usize, figures: &mut Figures) -> Result<()> {
+    let mut command = Command::new("find");
+    command.arg(".").arg("-xdev").current_dir(rootfs);
+    let outcome = proc::must(&mut command, Duration::from_secs(600))?;
+    let all: Vec<&str> = outcome.stdout.lines().collect();
+    let picked: Vec<&str> = all.iter().step_by((all.len() / LOOKUPS).max(1)).copied().collect();
+    for cold in [true, false] {
+        let mut targets: Vec<(String, Measured<'_>)> = Vec::new();
+        for view in views {
+            let picked = &picked;
+            let measure = move || -> Result<f64> {
+                // 3 drops inodes, names and pages; 2 leaves what a daemon has in memory where it is.
+                rustix::fs::sync();
+                std::fs::write("/proc/sys/vm/drop_caches", if cold { "3" } else { "2" })?;
+                let began = Instant::now();
+                for path in picked {
+                    std::fs::symlink_metadata(view.point.join(path))
+                        .with_context(|| format!("{}: {path}", view.name))?;
+                }
+                Ok(began.elapsed().as_secs_f64() * 1e6 / picked.len() as f64)
+            };
+            targets.push((view.name.clone(), Box::new(measure)));
+        }
+        let what = format!("lookup {}, {name}", if cold { "cold" } else { "warm" });
+        let series = in_turn(&what, "µs a path", rounds, targets)?;
+        figures.add(&series);
+        if let Ok(peer) = of(&series, "bindfs") {
+            figures.goal(
+                format!("{what}: ratio to a pass-through FUSE tree"),
+                of(&series, "lazyroot tree")?.ratio(peer),
+                0.27,
+            );
+        }
+    }
+    Ok(())
+}
