@@ -199,6 +199,9 @@ pub fn overlay(lower: OwnedFd, upper: &Path, work: &Path, place: &Path, label: &
         context.string("source", &name)?;
         context.string("lowerdir", &escape(&place)?).context("overlay: lower directory")?;
         context.string("upperdir", text(&upper)?).context("overlay: upper directory")?;
+        // Without it a directory gets another inode number each time the kernel has forgotten it. Where the layers'
+        // numbers leave no bits for it the kernel does without.
+        context.string("xino", "auto").context("overlay: lasting inode numbers (xino)")?;
         context.string("workdir", text(&work)?).context("overlay: work directory")?;
         context.create().map_err(|e| explain_overlay(e, &upper))?;
         context.mount(MountAttrFlags::empty()).context("mounting the overlay")

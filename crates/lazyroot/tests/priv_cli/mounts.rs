@@ -170,6 +170,27 @@ fn priv_many_at_once_get_one_superblock() {
     assert!(lab.leases().is_empty());
 }
 
+#[test]
+fn priv_directories_of_a_writable_mount_keep_their_inode_numbers() {
+    skip_if!("priv_directories_of_a_writable_mount_keep_their_inode_numbers", needs_mounts());
+    let lab = Lab::new();
+    let tree = lab.path("tree");
+    let names: Vec<String> = (0..20).map(|i| format!("d{i}")).collect();
+    names.iter().for_each(|name| std::fs::create_dir_all(tree.join(name)).unwrap());
+    lab.run(&["import", &format!("dir:{}", tree.display()), "dirs"]).ok();
+    let point = lab.point("rw");
+    lab.run(&["mount", "dirs", &point, "--rw"]).ok();
+    let numbers = || -> Vec<u64> {
+        names.iter().map(|name| std::fs::symlink_metadata(Path::new(&point).join(name)).unwrap().ino()).collect()
+    };
+    let before = numbers();
+    // Makes the kernel forget the directories.
+    std::fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+    let after = numbers();
+    lab.run(&["umount", &point]).ok();
+    assert_eq!(before, after);
+}
+
 /// A process that holds a mount namespace.
 struct Namespace(Child);
 
