@@ -70,12 +70,16 @@ pub fn choose(root: Option<PathBuf>, state: Option<PathBuf>, s: &Surroundings) -
         (uid, None) => PathBuf::from(format!("/tmp/lazyroot-{uid}")),
     };
     let state = state.or_else(|| s.state.clone().map(PathBuf::from));
+    // Runtimes are run in other directories, and the daemon is another process.
+    let full = |what: &str, path: PathBuf| {
+        std::path::absolute(&path).map_err(|e| Failure::usage(format!("--{what} {}: {e}", path.display())))
+    };
+    let named = named.map(|p| full("root", p)).transpose()?;
+    let state = state.map(|p| full("state", p)).transpose()?;
     Ok(match (named, state) {
         (None, state) => Dirs { root: default_root()?, state: state.unwrap_or(base) },
         (Some(root), Some(state)) => Dirs { root, state },
         (Some(root), None) => {
-            let root =
-                std::path::absolute(&root).map_err(|e| Failure::usage(format!("--root {}: {e}", root.display())))?;
             let name = &blake3::hash(root.as_os_str().as_bytes()).to_hex()[..16];
             let state = match base.parent() {
                 // Not deeper in there: whether a directory is its user's own is only asked of the last one.
@@ -203,6 +207,8 @@ mod tests {
         let env = Surroundings { root: os("/er"), state: os("/es"), ..Default::default() };
         assert_eq!(get(None, None, &env), ("/er".into(), "/es".into()));
         assert_eq!(get(Some("/r"), Some("/s"), &env), ("/r".into(), "/s".into()));
+        let here = std::env::current_dir().unwrap().display().to_string();
+        assert_eq!(get(Some("r"), Some("s"), &root), (format!("{here}/r"), format!("{here}/s")));
         assert!(choose(None, None, &Surroundings { uid: 7, ..Default::default() }).is_err());
     }
 

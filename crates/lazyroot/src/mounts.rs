@@ -116,8 +116,8 @@ pub fn absolute_but_last(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Unmounts what we mounted at `path`.
-pub fn unmount(path: &Path, lazy: bool) -> anyhow::Result<Unmounted> {
+/// Unmounts what we mounted at `path`. `daemon` is the daemon's process, which is not named as a user of the mount.
+pub fn unmount(path: &Path, lazy: bool, daemon: Option<i32>) -> anyhow::Result<Unmounted> {
     let path = absolute_but_last(path)?;
     let shown = path.display();
     let Some(entry) = procscan::mounted_at(&path)? else {
@@ -134,9 +134,10 @@ pub fn unmount(path: &Path, lazy: bool) -> anyhow::Result<Unmounted> {
     match sys::mount::unmount(&path, flags) {
         Ok(()) => {}
         Err(e) => match Errno::from_io_error(&e) {
-            Some(Errno::BUSY) => return Err(busy(&path, &entry).into()),
-            Some(Errno::PERM) if entry.fstype == "fuse.lazyroot" => fusermount(&path, lazy)
-                .map_err(|said| if said.contains("busy") { busy(&path, &entry) } else { Failure::unavailable(said) })?,
+            Some(Errno::BUSY) => return Err(busy(&path, &entry, daemon).into()),
+            Some(Errno::PERM) if entry.fstype == "fuse.lazyroot" => fusermount(&path, lazy).map_err(|said| {
+                if said.contains("busy") { busy(&path, &entry, daemon) } else { Failure::unavailable(said) }
+            })?,
             _ => return Err(e).with_context(|| format!("unmounting {shown}")),
         },
     }
@@ -144,8 +145,8 @@ pub fn unmount(path: &Path, lazy: bool) -> anyhow::Result<Unmounted> {
     Ok(Unmounted { path, upper })
 }
 
-fn busy(path: &Path, entry: &Entry) -> Failure {
-    let users = procscan::users_of(procscan::dev_of(entry), 8);
+fn busy(path: &Path, entry: &Entry, daemon: Option<i32>) -> Failure {
+    let users = procscan::users_of(procscan::dev_of(entry), 8, daemon);
     let users: Vec<String> = users.iter().map(ToString::to_string).collect();
     let below = procscan::mounted_below(path).unwrap_or_default();
     let by = match (users.is_empty(), below.is_empty()) {
@@ -419,11 +420,11 @@ mod tests {
         ] {
             assert_eq!(is_ours(&line(fs, source)), ours, "{fs} {source}");
         }
-        let error = unmount(Path::new("/proc"), false).unwrap_err();
+        let error = unmount(Path::new("/proc"), false, None).unwrap_err();
         assert_eq!(kind_of(&error), Kind::Usage);
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(kind_of(&unmount(dir.path(), false).unwrap_err()), Kind::NotFound);
-        assert_eq!(kind_of(&unmount(&dir.path().join("a/b"), false).unwrap_err()), Kind::NotFound);
+        assert_eq!(kind_of(&unmount(dir.path(), false, None).unwrap_err()), Kind::NotFound);
+        assert_eq!(kind_of(&unmount(&dir.path().join("a/b"), false, None).unwrap_err()), Kind::NotFound);
     }
 
     #[test]

@@ -72,13 +72,16 @@ impl std::fmt::Display for User {
     }
 }
 
-/// The processes that keep the superblock `dev` busy, at most `limit`.
-pub fn users_of(dev: Dev, limit: usize) -> Vec<User> {
+/// The processes that keep the superblock `dev` busy, at most `limit`; not `skip`, the daemon, which holds its own mounts.
+pub fn users_of(dev: Dev, limit: usize, skip: Option<i32>) -> Vec<User> {
     let mut users = Vec::new();
     let mut tables: BTreeMap<OsString, Vec<Entry>> = BTreeMap::new();
     for pid in pids() {
         if users.len() >= limit {
             break;
+        }
+        if Some(pid) == skip {
+            continue;
         }
         let Some(ns) = namespace_of(&pid.to_string()) else { continue };
         let table = tables.entry(ns).or_insert_with(|| mountinfo::of(pid).unwrap_or_default());
@@ -170,6 +173,7 @@ mod tests {
         let _open = std::fs::File::create(dir.path().join("f")).unwrap();
         let dev = Dev::from_st(std::os::unix::fs::MetadataExt::dev(&dir.path().metadata().unwrap()));
         let me = std::process::id() as i32;
-        assert!(users_of(dev, usize::MAX).iter().any(|u| u.pid == me));
+        assert!(users_of(dev, usize::MAX, None).iter().any(|u| u.pid == me));
+        assert!(!users_of(dev, usize::MAX, Some(me)).iter().any(|u| u.pid == me));
     }
 }

@@ -128,6 +128,9 @@ pub struct Import {
     /// dir: only: leave out what matches this glob (may be repeated)
     #[arg(long, value_name = "GLOB")]
     pub exclude: Vec<String>,
+    /// dir: only: leave out what may not be read, instead of failing
+    #[arg(long)]
+    pub skip_unreadable: bool,
     /// Which image of a manifest list [default: this machine's]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub platform: Option<String>,
@@ -216,7 +219,7 @@ pub struct Find {
 pub struct Diff {
     /// An image
     pub a: String,
-    /// An image, or a directory (with a slash in it, or `.`)
+    /// An image, or a directory (dir:PATH, or what begins with `/` or `.`)
     pub b: String,
     /// At most so many lines
     #[arg(long, value_name = "COUNT", default_value_t = 1000)]

@@ -72,8 +72,8 @@ fn run_container(context: &Context, args: &Run, timeline: &mut Timeline) -> anyh
         .into());
     }
     let store = context.store()?;
-    let mut plan = plan(context, args, &store)?;
-    timeline.mark("image, configuration and runtime found", plan.way.to_string());
+    let mut plan = plan(context, args, &store, timeline)?;
+    timeline.mark("runtime found", plan.way.to_string());
     let mut client = context.daemon()?;
     timeline.mark("daemon answers", format!("process {}", client.pid));
     let before = if args.timeline { counters(&mut client, &plan.record).ok() } else { None };
@@ -139,7 +139,7 @@ fn mounts_below(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Decides what the container is.
-fn plan(context: &Context, args: &Run, store: &Store) -> anyhow::Result<Plan> {
+fn plan(context: &Context, args: &Run, store: &Store, timeline: &mut Timeline) -> anyhow::Result<Plan> {
     let (image_name, record) = reader::find(store, &args.name)?;
     let image = image_name.to_string();
     let config = ImageConfig::from_json(&record.config);
@@ -188,7 +188,11 @@ fn plan(context: &Context, args: &Run, store: &Store) -> anyhow::Result<Plan> {
     }
     capabilities.sort();
     capabilities.dedup();
+    timeline.mark("image and configuration found", "");
     let found = Found::look(&context.dirs.state)?;
+    if found.fresh {
+        timeline.mark("runtimes tried, once", "");
+    }
     let (way, path, why) = found.choose(args.runtime)?;
     // Said once; `doctor` says it any time.
     if let Some(why) = why.filter(|_| found.fresh) {

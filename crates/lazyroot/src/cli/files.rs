@@ -247,9 +247,12 @@ impl Side {
 pub fn diff(context: &Context, args: &args::Diff) -> anyhow::Result<()> {
     let store = context.store()?;
     let open = |text: &str| -> anyhow::Result<Side> {
+        let named = text.strip_prefix("dir:");
+        let text = named.unwrap_or(text);
         let path = Path::new(text);
         // An image's name may contain slashes, too: a directory is what looks like a path.
-        if text.starts_with('/') || text.starts_with("./") || text.starts_with("../") || text == "." || text == ".." {
+        let like_path = ["/", "./", "../"].iter().any(|p| text.starts_with(p)) || text == "." || text == "..";
+        if named.is_some() || like_path {
             if !path.is_dir() {
                 return Err(Failure::not_found(format!("no directory {text}")).into());
             }

@@ -39,6 +39,7 @@ pub fn import(context: &Context, args: &args::Import) -> anyhow::Result<()> {
     let mut options = Options::new(platform);
     options.include.clone_from(&args.include);
     options.exclude.clone_from(&args.exclude);
+    options.skip_unreadable = args.skip_unreadable;
     options.progress = &line;
     options.limits.names = args.max_names;
     options.threads = match args.threads {
@@ -49,7 +50,18 @@ pub fn import(context: &Context, args: &args::Import) -> anyhow::Result<()> {
     let began = Instant::now();
     let imported = import::import(&store, &source, &name, &options);
     line.finish();
-    let imported = imported?;
+    let imported = imported.map_err(|e| match &e {
+        import::ImportError::Io { source, .. }
+            if source.kind() == std::io::ErrorKind::PermissionDenied
+                && args.source.as_encoded_bytes().starts_with(b"dir:") =>
+        {
+            let e = anyhow::Error::new(e);
+            let said = crate::errors::message(&e);
+            let advice = "import as root, or leave it out with --skip-unreadable or --exclude GLOB";
+            anyhow::Error::new(Failure::new(crate::errors::kind_of(&e), format!("{said}; {advice}")))
+        }
+        _ => e.into(),
+    })?;
     let (record, report) = (&imported.record, &imported.report);
     if args.quiet {
         return Ok(());

@@ -61,7 +61,11 @@ pub fn main() -> ExitCode {
         Err(e) => {
             // Help and version go to standard output and are no error.
             let code = if e.use_stderr() { Kind::Usage.code() } else { 0 };
-            let _ = e.print();
+            if e.use_stderr() && wants_json(std::env::args_os().skip(1)) {
+                eprintln!("{}", json!({"error": usage_message(&e), "code": code}));
+            } else {
+                let _ = e.print();
+            }
             return ExitCode::from(code);
         }
     };
@@ -83,6 +87,21 @@ pub fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// Whether `--json` is among the arguments, when they could not be understood.
+fn wants_json(args: impl Iterator<Item = std::ffi::OsString>) -> bool {
+    args.take_while(|a| a != "--").any(|a| a == "--json")
+}
+
+/// What is wrong with the command line, on one line and without the help.
+fn usage_message(error: &clap::Error) -> String {
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "a command or an argument is missing; see `lazyroot help`".to_owned();
+    }
+    let text = error.to_string();
+    let text = text.split("\n\n").next().unwrap_or_default();
+    text.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn run(cli: Cli) -> anyhow::Result<()> {

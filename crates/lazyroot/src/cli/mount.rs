@@ -208,8 +208,9 @@ fn user_mount(
 /// `umount`
 pub fn umount(context: &Context, targets: &[PathBuf], lazy: bool) -> anyhow::Result<()> {
     let mut failed = None;
+    let daemon = crate::daemon::start::holder_pid(&context.dirs);
     for dir in targets {
-        match mounts::unmount(dir, lazy) {
+        match mounts::unmount(dir, lazy, daemon) {
             Ok(done) => {
                 let upper = done.upper.as_ref().map(|u| u.display().to_string());
                 let id =

@@ -5,6 +5,7 @@
 
 use super::proto::{Reply, Request, VERSION};
 use super::wire::{self, WireError};
+use crate::dirs::Dirs;
 use crate::failure::{Failure, Kind};
 use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
@@ -25,6 +26,8 @@ pub struct Client {
     stream: UnixStream,
     /// The daemon's process.
     pub pid: i32,
+    /// The root directory that it serves, where it says so.
+    root: Option<String>,
 }
 
 /// Does something with a socket path that is short enough.
@@ -55,13 +58,14 @@ impl Client {
         };
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        let mut client = Client { stream, pid: 0 };
+        let mut client = Client { stream, pid: 0, root: None };
         match client.exchange(&Request::Hello { version: VERSION }, &[]) {
-            Ok((Reply::Hello { version, pid }, _)) if version == VERSION => {
+            Ok((Reply::Hello { version, pid, root }, _)) if version == VERSION => {
                 client.pid = pid;
+                client.root = root;
                 Ok(Some(client))
             }
-            Ok((Reply::Hello { version, pid }, _)) => Err(Failure::unavailable(format!(
+            Ok((Reply::Hello { version, pid, .. }, _)) => Err(Failure::unavailable(format!(
                 "the daemon (process {pid}) speaks protocol {version}, this program {VERSION}; stop it with the program that started it, then try again"
             ))
             .into()),
@@ -73,6 +77,22 @@ impl Client {
             Err(e) if is_closed(&e) => Ok(None),
             Err(e) => Err(client.failure(e)),
         }
+    }
+
+    /// Connects to the daemon of these directories; one that serves another root is refused.
+    pub fn connect_to(dirs: &Dirs) -> anyhow::Result<Option<Client>> {
+        let client = Client::connect(&dirs.socket())?;
+        if let Some(Client { pid, root: Some(served), .. }) = &client {
+            let root = dirs.root.canonicalize().unwrap_or_else(|_| dirs.root.clone()).display().to_string();
+            if *served != root {
+                return Err(Failure::busy(format!(
+                    "the daemon at {} (process {pid}) serves the root {served}, not {root}; name another --state, or stop it with --root {served}",
+                    dirs.state.display()
+                ))
+                .into());
+            }
+        }
+        Ok(client)
     }
 
     fn exchange(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), WireError> {
@@ -134,7 +154,7 @@ mod tests {
             let (stream, _) = listener.accept().unwrap();
             let (request, _): (Request, _) = wire::recv(&stream).unwrap();
             assert_eq!(request, Request::Hello { version: VERSION });
-            wire::send(&stream, &Reply::Hello { version: VERSION, pid: 42 }, &[]).unwrap();
+            wire::send(&stream, &Reply::Hello { version: VERSION, pid: 42, root: None }, &[]).unwrap();
         });
         assert_eq!(Client::connect(&path).unwrap().unwrap().pid, 42);
         server.join().unwrap();
@@ -148,7 +168,7 @@ mod tests {
         let server = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let _: (Request, _) = wire::recv(&stream).unwrap();
-            wire::send(&stream, &Reply::Hello { version: VERSION, pid: 42 }, &[]).unwrap();
+            wire::send(&stream, &Reply::Hello { version: VERSION, pid: 42, root: None }, &[]).unwrap();
         });
         let mut client = Client::connect(&path).unwrap().unwrap();
         server.join().unwrap();
@@ -168,7 +188,7 @@ mod tests {
         let server = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let _: (Request, _) = wire::recv(&stream).unwrap();
-            wire::send(&stream, &Reply::Hello { version: 99, pid: 42 }, &[]).unwrap();
+            wire::send(&stream, &Reply::Hello { version: 99, pid: 42, root: None }, &[]).unwrap();
         });
         let error = Client::connect(&path).unwrap_err().to_string();
         assert!(error.contains("protocol 99"), "{error}");

@@ -229,6 +229,9 @@ pub enum Reply {
         version: u32,
         /// The daemon's process.
         pid: i32,
+        /// The root directory that it serves.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        root: Option<String>,
     },
     /// To `status`.
     Status(Status),

@@ -87,12 +87,12 @@ fn fate_of(lease: &Lease) -> anyhow::Result<Fate> {
     match sys::mount::unmount(target, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(Fate::Unmounted),
         Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
-            Ok(Fate::Busy(procscan::users_of(device, NAMED_USERS)))
+            Ok(Fate::Busy(procscan::users_of(device, NAMED_USERS, None)))
         }
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && lease.r#use == Use::User => {
             Ok(match crate::mounts::fusermount(target, false) {
                 Ok(()) => Fate::Unmounted,
-                Err(_) => Fate::Busy(procscan::users_of(device, NAMED_USERS)),
+                Err(_) => Fate::Busy(procscan::users_of(device, NAMED_USERS, None)),
             })
         }
         Err(e) => Ok(Fate::Failed(e.to_string())),

@@ -71,6 +71,8 @@ pub fn serve(dirs: &Dirs, options: &DaemonOptions, ground: Ground) -> anyhow::Re
     if dirs.leases().exists() {
         return Ok(Begun::Unclean);
     }
+    // Started as /proc/self/exe it is called `exe`; its threads take the name over. Only for people.
+    let _ = rustix::thread::set_name(c"lazyroot");
     // Made first where there is none: a new store takes only an empty directory.
     drop(Store::open(&dirs.root)?);
     let Some(mut root_lock) =
@@ -313,7 +315,9 @@ impl Daemon {
                     leases.len()
                 ));
                 for lease in leases {
-                    let users = procscan::users_of(lease.top.as_ref().map_or(lease.device, |t| t.device), NAMED_USERS);
+                    let device = lease.top.as_ref().map_or(lease.device, |t| t.device);
+                    let me = std::process::id() as i32;
+                    let users = procscan::users_of(device, NAMED_USERS, Some(me));
                     let users: Vec<String> = users.iter().map(ToString::to_string).collect();
                     let users = if users.is_empty() { "nobody at the moment".to_owned() } else { users.join(", ") };
                     self.log.info(format_args!("{} at {} is used by {users}", lease.image, lease.target));
@@ -487,7 +491,9 @@ impl Connection<'_> {
                     return wire::send(&self.stream, &Reply::error(Kind::Usage, "say hello first"), &[]);
                 };
                 greeted = version == VERSION;
-                wire::send(&self.stream, &Reply::Hello { version: VERSION, pid: std::process::id() as i32 }, &[])?;
+                let root = Some(self.daemon.root.display().to_string());
+                let hello = Reply::Hello { version: VERSION, pid: std::process::id() as i32, root };
+                wire::send(&self.stream, &hello, &[])?;
                 if !greeted {
                     return Ok(());
                 }

@@ -36,7 +36,7 @@ pub fn connect_or_start(
 ) -> anyhow::Result<Client> {
     let until = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        if let Some(client) = Client::connect(&dirs.socket())? {
+        if let Some(client) = Client::connect_to(dirs)? {
             return Ok(client);
         }
         if let Some(recovered) = recover::recover(dirs)? {
@@ -61,13 +61,13 @@ pub fn connect_or_start(
 pub fn connect(dirs: &Dirs, tell: &dyn Fn(&recover::Recovered)) -> anyhow::Result<Option<Client>> {
     let until = Instant::now() + SETTLE_TIMEOUT;
     loop {
-        if let Some(client) = Client::connect(&dirs.socket())? {
+        if let Some(client) = Client::connect_to(dirs)? {
             return Ok(Some(client));
         }
         if let Some(recovered) = recover::recover(dirs)? {
             tell(&recovered);
             // Another one may have come up in between.
-            return Client::connect(&dirs.socket());
+            return Client::connect_to(dirs);
         }
         // Without the record nothing was killed. With it, and the lock held: a daemon starts, ends, or is just dying.
         if !dirs.leases().exists() || Instant::now() >= until {
@@ -152,4 +152,9 @@ pub fn holder(dirs: &Dirs) -> anyhow::Result<Option<String>> {
         Some(_) => Ok(None),
         None => Ok(Some(note_of(&dirs.daemon_lock()))),
     }
+}
+
+/// The process of the daemon that holds the lock, from its note.
+pub fn holder_pid(dirs: &Dirs) -> Option<i32> {
+    holder(dirs).ok()??.strip_prefix("process ")?.split(',').next()?.parse().ok()
 }

@@ -180,8 +180,10 @@ impl Found {
             let error = probe(state, path, way).err().map(|e| crate::errors::message(&e));
             found.tried.push(Tried { way, error });
         }
-        // Only to save the next one the trying.
-        let _ = std::fs::write(&file, serde_json::to_vec(&found)?);
+        // Only to save the next one the trying; where nothing works, what is in the way may be gone by then.
+        if found.tried.iter().any(|t| t.error.is_none()) {
+            let _ = std::fs::write(&file, serde_json::to_vec(&found)?);
+        }
         Ok(found)
     }
 
