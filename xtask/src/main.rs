@@ -38,7 +38,7 @@ struct Cli {
 enum Task {
     /// Everything that `make test` runs behind the build
     Test {
-        /// All corpora, ignored tests, loops, figures
+        /// All corpora, more kills and faults, the figures
         #[arg(long)]
         full: bool,
     },

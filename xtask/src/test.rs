@@ -34,12 +34,7 @@ pub fn run(full: bool) -> Result<bool> {
     report.phase("links", |tally, _| crate::links::run(tally));
     report.phase("tests", |tally, left| units::run(Which::Plain, full, left, tally));
     report.phase("doc tests", |tally, left| units::doc_tests(left, tally));
-    report.phase("privileged", |tally, left| {
-        if full {
-            return repeated(left, tally);
-        }
-        units::run(Which::Privileged, full, left, tally)
-    });
+    report.phase("privileged", |tally, left| units::run(Which::Privileged, full, left, tally));
     report.phase("readme", |tally, _| crate::readme::run(tally));
     report.phase("cases", |tally, _| cases::run(&[], 2, false, tally));
     report.phase("trees", |tally, _| trees::run(1, if full { 300 } else { 8 }, tally));
@@ -48,16 +43,6 @@ pub fn run(full: bool) -> Result<bool> {
         report.phase("figures", |tally, _| figures(tally));
     }
     Ok(report.close())
-}
-
-/// The privileged tests again and again: kills and faults strike at another place each time.
-fn repeated(left: Duration, tally: &mut Tally) -> Result<()> {
-    const ROUNDS: usize = 5;
-    for round in 1..=ROUNDS {
-        println!("  round {round} of {ROUNDS}");
-        units::run(Which::Privileged, true, left, tally)?;
-    }
-    Ok(())
 }
 
 /// Every benchmark, each into a file.

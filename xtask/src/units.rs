@@ -35,7 +35,7 @@ pub enum Which {
     Privileged,
 }
 
-/// Runs all tests of one sort. `full` takes the ignored ones in.
+/// Runs all tests of one sort. `full` tells them (`LAZYROOT_TEST_FULL`) to take their time: more kills, more faults.
 pub fn run(which: Which, full: bool, left: Duration, tally: &mut Tally) -> Result<()> {
     for program in programs(left)? {
         let listed: Vec<String> = list(&program)?.into_iter().filter(|test| sort(&program, test) == which).collect();
@@ -49,7 +49,7 @@ pub fn run(which: Which, full: bool, left: Duration, tally: &mut Tally) -> Resul
             Which::Privileged => command.args([PRIVILEGED, "--test-threads=1"]),
         };
         if full {
-            command.arg("--include-ignored").env("LAZYROOT_TEST_FULL", "1");
+            command.env("LAZYROOT_TEST_FULL", "1");
         }
         let outcome = proc::catch(command.arg("--show-output"), LIMIT.min(left))?;
         let before = tally.counts();
@@ -173,7 +173,7 @@ fn judge(program: &str, listed: &[String], outcome: &proc::Outcome, tally: &mut 
             (Some(Verdict::Passed), None) => tally.pass(1),
             (Some(Verdict::Passed), Some(why)) => tally.skip(name, why),
             (Some(Verdict::Failed), _) => tally.fail(name, "see its output above"),
-            // An ignored test is one that only the full run takes.
+            // An ignored test is a tool, or a part that another test runs.
             (Some(Verdict::Ignored), _) => {}
             (None, _) => tally.fail(name, format!("did not report; its program: {}", outcome.ending())),
         }
