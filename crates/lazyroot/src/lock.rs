@@ -1,4 +1,7 @@
 //! Advisory locks on files (flock): gone with the process that holds them, whatever ends it.
+//!
+//! A lock belongs to the open file, which a program that is being started shares until its exec closes it. So a lock is
+//! let go by name: closing the file alone would leave it held for as long as some other thread's child needs.
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::fs::File;
@@ -31,6 +34,13 @@ impl Lock {
     }
 }
 
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file comes next and does the same, if later.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 /// What the holder of a lock has noted.
 pub fn note_of(path: &Path) -> String {
     let mut text = String::new();
@@ -55,5 +65,17 @@ mod tests {
         assert_eq!(note_of(&path), "process 1");
         drop(lock);
         assert!(Lock::try_take(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_lock_is_free_though_a_child_still_has_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::try_take(&path).unwrap().unwrap();
+        // What a child has between its fork and its exec.
+        let shared = lock.file.try_clone().unwrap();
+        drop(lock);
+        assert!(Lock::try_take(&path).unwrap().is_some());
+        drop(shared);
     }
 }

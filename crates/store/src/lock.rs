@@ -1,7 +1,8 @@
 //! Locks between processes: flock on files and directories of the store.
 //!
 //! A lock belongs to an open file description and goes with the process that holds it, however that ends. Waiting is
-//! bounded; there is no fairness.
+//! bounded; there is no fairness. It is let go by name, since a program that another thread is starting shares the open
+//! file until its exec closes it.
 
 use crate::StoreError;
 use std::fs::{File, TryLockError};
@@ -20,7 +21,14 @@ pub(crate) enum Mode {
 /// A held lock; dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file comes next and does the same, if later.
+        let _ = self.file.unlock();
+    }
 }
 
 /// Opens a file or directory for locking, not through a symlink. Reading suffices, so it works on a read-only disk.
@@ -44,7 +52,7 @@ pub(crate) fn try_file(file: &File, mode: Mode) -> io::Result<bool> {
 /// Takes the lock on `path` if it is free.
 pub(crate) fn try_path(path: &Path, mode: Mode) -> io::Result<Option<Lock>> {
     let file = open(path)?;
-    Ok(try_file(&file, mode)?.then_some(Lock { _file: file }))
+    Ok(try_file(&file, mode)?.then_some(Lock { file }))
 }
 
 /// Takes the lock on `path`, waiting at most `wait`. `who` says who is likely to hold it.
@@ -55,7 +63,7 @@ pub(crate) fn wait_path(path: &Path, mode: Mode, wait: Duration, who: &'static s
     let until = Instant::now() + wait;
     loop {
         if try_file(&file, mode).map_err(|e| StoreError::io("lock", path, e))? {
-            return Ok(Lock { _file: file });
+            return Ok(Lock { file });
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -86,6 +94,16 @@ mod tests {
         assert!(try_path(&path, Mode::Shared).unwrap().is_none());
         drop(c);
         assert!(try_path(dir.path(), Mode::Exclusive).unwrap().is_some(), "directories can be locked");
+    }
+
+    #[test]
+    fn a_lock_is_free_though_a_child_still_has_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = try_path(dir.path(), Mode::Exclusive).unwrap().unwrap();
+        let shared = held.file.try_clone().unwrap();
+        drop(held);
+        assert!(try_path(dir.path(), Mode::Exclusive).unwrap().is_some());
+        drop(shared);
     }
 
     #[test]
