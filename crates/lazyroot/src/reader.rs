@@ -99,23 +99,25 @@ impl ImageReader {
         let mut rest = out;
         let end = block.checked_add(count).context("blocks beyond the end of a space")?;
         while at < end {
-            let map = self.maps.get(object as usize).ok_or_else(|| anyhow!("no object number {object}"))?;
-            let frame =
-                map.frame_of_block(at).ok_or_else(|| anyhow!("block {at} of object {} is in no frame", map.id()))?;
-            let row = map.frame(frame).ok_or_else(|| anyhow!("no frame {frame}"))?;
-            let (first, blocks) = (row.space_block.get(), row.blocks.get());
-            // In this order: a frame may end with the last block that there is a number for.
-            let take = (blocks - (at - first)).min(end - at);
-            let from = ((at - first) as usize) * BLOCK as usize;
-            let len = take as usize * BLOCK as usize;
-            let bytes = self.frame(object, frame)?;
-            let piece = bytes.get(from..from + len).context("a frame is shorter than its map says")?;
-            let (head, tail) = rest.split_at_mut_checked(len).context("buffer too small")?;
-            head.copy_from_slice(piece);
+            let bytes = self.blocks_at(object, at)?;
+            let take = bytes.len().min((end - at) as usize * BLOCK as usize);
+            let (head, tail) = rest.split_at_mut_checked(take).context("buffer too small")?;
+            head.copy_from_slice(&bytes[..take]);
             rest = tail;
-            at += take;
+            at += (take / BLOCK as usize) as u32;
         }
         Ok(())
+    }
+
+    /// What the frame that holds `block` holds from there on: whole blocks, at least one.
+    fn blocks_at(&mut self, object: u32, block: u32) -> anyhow::Result<&[u8]> {
+        let map = self.maps.get(object as usize).ok_or_else(|| anyhow!("no object number {object}"))?;
+        let frame =
+            map.frame_of_block(block).ok_or_else(|| anyhow!("block {block} of object {} is in no frame", map.id()))?;
+        let row = map.frame(frame).ok_or_else(|| anyhow!("no frame {frame}"))?;
+        let (first, blocks) = (row.space_block.get(), row.blocks.get());
+        let (from, to) = ((block - first) as usize * BLOCK as usize, blocks as usize * BLOCK as usize);
+        self.frame(object, frame)?.get(from..to).context("a frame is shorter than its map says")
     }
 
     fn frame(&mut self, object: u32, frame: u32) -> anyhow::Result<&[u8]> {
@@ -188,16 +190,9 @@ impl ImageReader {
             at = start;
             let mut block = extent.space_block;
             while at < stop {
-                let map = self.maps.get(extent.object as usize).context("no such object")?;
-                let frame = map.frame_of_block(block).with_context(|| format!("block {block} is in no frame"))?;
-                let row = map.frame(frame).context("no such frame")?;
-                let (first, blocks) = (row.space_block.get(), row.blocks.get());
-                let from = u64::from(block - first) * BLOCK;
-                let len = (u64::from(blocks - (block - first)) * BLOCK).min(stop - at);
-                let bytes = self.frame(extent.object, frame)?;
-                each(Piece::Bytes(
-                    bytes.get(from as usize..(from + len) as usize).context("a frame is shorter than its map says")?,
-                ))?;
+                let bytes = self.blocks_at(extent.object, block)?;
+                let len = (bytes.len() as u64).min(stop - at);
+                each(Piece::Bytes(&bytes[..len as usize]))?;
                 at += len;
                 let read = u32::try_from(len.div_ceil(BLOCK)).context("frame too long")?;
                 if at < stop {

@@ -142,6 +142,17 @@ fn is_closed(error: &WireError) -> bool {
 mod tests {
     use super::*;
 
+    /// Something that is greeted once at `path`, answers with `version`, and goes away.
+    fn daemon_of_version(path: &Path, version: u32) -> std::thread::JoinHandle<()> {
+        let listener = listen(path).unwrap();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let (request, _): (Request, _) = wire::recv(&stream).unwrap();
+            assert_eq!(request, Request::Hello { version: VERSION });
+            wire::send(&stream, &Reply::Hello { version, pid: 42, root: None }, &[]).unwrap();
+        })
+    }
+
     #[test]
     fn long_socket_paths_work() {
         let tmp = tempfile::tempdir().unwrap();
@@ -149,13 +160,7 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let path = dir.join("control.sock");
         assert!(Client::connect(&path).unwrap().is_none());
-        let listener = listen(&path).unwrap();
-        let server = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let (request, _): (Request, _) = wire::recv(&stream).unwrap();
-            assert_eq!(request, Request::Hello { version: VERSION });
-            wire::send(&stream, &Reply::Hello { version: VERSION, pid: 42, root: None }, &[]).unwrap();
-        });
+        let server = daemon_of_version(&path, VERSION);
         assert_eq!(Client::connect(&path).unwrap().unwrap().pid, 42);
         server.join().unwrap();
     }
@@ -164,12 +169,7 @@ mod tests {
     fn a_daemon_that_dies_is_told_from_a_reader_that_went_away() {
         let tmp = tempfile::tempdir().unwrap();
         let path = tmp.path().join("s");
-        let listener = listen(&path).unwrap();
-        let server = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let _: (Request, _) = wire::recv(&stream).unwrap();
-            wire::send(&stream, &Reply::Hello { version: VERSION, pid: 42, root: None }, &[]).unwrap();
-        });
+        let server = daemon_of_version(&path, VERSION);
         let mut client = Client::connect(&path).unwrap().unwrap();
         server.join().unwrap();
         for _ in 0..2 {
@@ -184,12 +184,7 @@ mod tests {
     fn another_version_is_refused_with_a_message() {
         let tmp = tempfile::tempdir().unwrap();
         let path = tmp.path().join("s");
-        let listener = listen(&path).unwrap();
-        let server = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let _: (Request, _) = wire::recv(&stream).unwrap();
-            wire::send(&stream, &Reply::Hello { version: 99, pid: 42, root: None }, &[]).unwrap();
-        });
+        let server = daemon_of_version(&path, 99);
         let error = Client::connect(&path).unwrap_err().to_string();
         assert!(error.contains("protocol 99"), "{error}");
         server.join().unwrap();

@@ -84,6 +84,25 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
+/// A lease on a mount of `superblock` itself, which nothing lies on top of.
+fn lease_on(superblock: &Superblock, id: u64, pid: i32, r#use: Use, target: String) -> Lease {
+    Lease {
+        id,
+        image: superblock.image.clone(),
+        index: superblock.key.0.to_hex(),
+        shape: superblock.key.1,
+        r#use,
+        target,
+        device: superblock.device,
+        source: superblock.source.clone(),
+        top: None,
+        pid,
+        since: now(),
+        upper: None,
+        container: None,
+    }
+}
+
 impl State {
     /// Nothing mounted yet.
     pub fn new(images: Images, log: Arc<LogFile>, file: PathBuf) -> State {
@@ -214,21 +233,9 @@ impl State {
             }
             let id = inner.next;
             inner.next += 1;
-            let lease = Lease {
-                id,
-                image: request.image.clone(),
-                index: digest.to_hex(),
-                shape,
-                r#use: request.r#use,
-                target: request.target.clone(),
-                device: superblock.device,
-                source: superblock.source.clone(),
-                top: None,
-                pid,
-                since: now(),
-                upper: None,
-                container: None,
-            };
+            let mut lease = lease_on(&superblock, id, pid, request.r#use, request.target.clone());
+            // The name that this one asked for.
+            lease.image.clone_from(&request.image);
             inner.held.insert(id, Held { lease, pending: true, session: None });
             if let Err(e) = self.record(&inner) {
                 inner.held.remove(&id);
@@ -387,21 +394,7 @@ impl State {
                 "lease {id}: {} is also mounted at {target}, seen by process {pid}",
                 superblock.image
             ));
-            let lease = Lease {
-                id,
-                image: superblock.image.clone(),
-                index: superblock.key.0.to_hex(),
-                shape: superblock.key.1,
-                r#use: Use::Mount,
-                target,
-                device: superblock.device,
-                source: superblock.source.clone(),
-                top: None,
-                pid,
-                since: now(),
-                upper: None,
-                container: None,
-            };
+            let lease = lease_on(superblock, id, pid, Use::Mount, target);
             inner.held.insert(id, Held { lease, pending: false, session: None });
             self.record_or_log(inner);
         }
