@@ -67,19 +67,17 @@ fn warm(path: &Path) -> Result<()> {
     proc::must(&mut command, LIMIT).map(drop)
 }
 
+/// How squashfs images are made wherever they are compared with: our own compression and level.
+pub(super) fn mksquashfs(rootfs: &Path, image: &Path) -> Command {
+    let mut command = Command::new("mksquashfs");
+    command.arg(rootfs).arg(image).args(["-noappend", "-quiet", "-no-progress"]);
+    command.args(["-comp", "zstd", "-Xcompression-level", "3"]);
+    command
+}
+
 fn squash(rootfs: &Path, image: &Path) -> Result<f64> {
     warm(rootfs)?;
-    let mut command = Command::new("mksquashfs");
-    command.arg(rootfs).arg(image).args([
-        "-noappend",
-        "-quiet",
-        "-no-progress",
-        "-comp",
-        "zstd",
-        "-Xcompression-level",
-        "3",
-    ]);
-    Ok(proc::must(&mut command, LIMIT)?.took.as_secs_f64())
+    Ok(proc::must(&mut mksquashfs(rootfs, image), LIMIT)?.took.as_secs_f64())
 }
 
 /// The work that an import consists of, for one corpus.

@@ -91,17 +91,7 @@ fn peers(scratch: &Scratch, corpus: &str, rootfs: &Path, figures: &mut Figures, 
     figures.peer("mksquashfs", mksquashfs.clone());
     let squashed = scratch.dir().join(format!("{corpus}.sqfs"));
     if mksquashfs.is_some() {
-        let mut command = Command::new("mksquashfs");
-        command.arg(rootfs).arg(&squashed).args([
-            "-noappend",
-            "-quiet",
-            "-no-progress",
-            "-comp",
-            "zstd",
-            "-Xcompression-level",
-            "3",
-        ]);
-        proc::must(&mut command, LIMIT)?;
+        proc::must(&mut super::import::mksquashfs(rootfs, &squashed), LIMIT)?;
         let point = point(scratch, &format!("{corpus}-squashfs"))?;
         let mut command = Command::new("mount");
         command.args(["-t", "squashfs", "-o", "ro,loop"]).arg(&squashed).arg(&point);
