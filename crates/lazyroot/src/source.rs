@@ -9,8 +9,9 @@ use anyhow::Context;
 use format::{BLOCK, Digest};
 use image::erofs::{Data, Options, Plan, PlanError, Shape};
 use image::index::{ExtentView, Index, IndexError, InodeKind, InodeView};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
 use store::space::Space;
 use store::{BlockSource, Cache, Done, FetchError, IndexFile, Presence, ReadError, Request, Resolution, Store};
 
@@ -215,18 +216,94 @@ fn as_fetch_error(error: ReadError) -> FetchError {
     }
 }
 
+/// Reads of metadata, which tell whoever pushes it that pages are missing.
+#[derive(Debug, Default)]
+pub struct MetadataReads {
+    count: AtomicU64,
+    last: AtomicU64,
+    asked: AtomicBool,
+    satisfied: AtomicBool,
+    wake: OnceLock<Thread>,
+}
+
+impl MetadataReads {
+    /// Has `thread` woken by the next read. Only the first one that is given.
+    pub fn wake_on_read(&self, thread: Thread) {
+        let _ = self.wake.set(thread);
+    }
+
+    /// Somebody read.
+    fn note(&self, offset: u64) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.ask(offset);
+    }
+
+    /// Metadata is wanted, from `offset` on.
+    pub fn ask(&self, offset: u64) {
+        self.last.store(offset, Ordering::Relaxed);
+        if !self.asked.load(Ordering::Relaxed)
+            && !self.asked.swap(true, Ordering::AcqRel)
+            && let Some(thread) = self.wake.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Whether somebody has asked since [`MetadataReads::satisfied`].
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// Where was asked last.
+    pub fn last(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// Everything that was asked for is there; so is what was read meanwhile.
+    pub fn satisfied(&self) {
+        self.satisfied.store(true, Ordering::Relaxed);
+        self.asked.store(false, Ordering::Release);
+    }
+
+    /// Whether all of it has been there once.
+    pub fn was_satisfied(&self) -> bool {
+        self.satisfied.load(Ordering::Relaxed)
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
 /// An image as one EROFS file.
 #[derive(Debug)]
 pub struct ErofsSource {
     image: Arc<OpenImage>,
     plan: Plan,
+    reads: MetadataReads,
 }
 
 impl ErofsSource {
     /// Plans the layout.
     pub fn new(image: Arc<OpenImage>) -> Result<ErofsSource, PlanError> {
         let plan = Plan::new(image.index(), &Options::new(Shape::Kernel))?;
-        Ok(ErofsSource { image, plan })
+        Ok(ErofsSource { image, plan, reads: MetadataReads::default() })
+    }
+
+    /// Bytes of metadata, all in front: whole blocks.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.plan.meta_len()
+    }
+
+    /// Reads of metadata.
+    pub fn metadata_reads(&self) -> &MetadataReads {
+        &self.reads
+    }
+
+    /// Makes metadata from `offset` on, which lies in front of the content.
+    pub fn emit(&self, offset: u64, out: &mut [u8]) -> Result<(), PlanError> {
+        self.plan.emit(self.image.index(), offset..offset + out.len() as u64, out)
     }
 
     /// The plan.
@@ -282,8 +359,8 @@ impl BlockSource for ErofsSource {
         let meta_end = self.plan.meta_len().min(end);
         let mut at = offset;
         if at < meta_end {
-            let scratch = out.push_scratch((meta_end - at) as usize);
-            self.plan.emit(self.image.index(), at..meta_end, scratch).map_err(plan_error)?;
+            self.reads.note(at);
+            self.emit(at, out.push_scratch((meta_end - at) as usize)).map_err(plan_error)?;
             at = meta_end;
         }
         if at == end {

@@ -2,7 +2,7 @@
 
 use rustix::fs::{self, FallocateFlags, IFlags};
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Makes a hole of `len` bytes at `offset`; the file keeps its size.
 pub fn punch_hole(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
@@ -36,6 +36,22 @@ pub fn fadvise_random(fd: impl AsFd) -> io::Result<()> {
 /// Starts reading a range into the page cache. Only a hint.
 pub fn fadvise_willneed(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     Ok(fs::fadvise(fd, offset, std::num::NonZeroU64::new(len), fs::Advice::WillNeed)?)
+}
+
+/// How many pages of a range of a file are in the page cache, by cachestat(2) (Linux 6.5). The caller must own the file
+/// or be able to write to it. Asks the file's file system nothing, so a FUSE server may ask it of its own files.
+#[allow(unsafe_code)]
+pub fn cached_pages(fd: impl AsFd, offset: u64, len: u64) -> io::Result<u64> {
+    /// The same number on all architectures that Rust has.
+    const SYS_CACHESTAT: libc::c_long = 451;
+    // `struct cachestat_range` and `struct cachestat` of include/uapi/linux/mman.h.
+    let range = [offset, len];
+    let mut counts = [0u64; 5];
+    // SAFETY: the kernel reads two words and writes five; both arrays live through the call.
+    let done = unsafe {
+        libc::syscall(SYS_CACHESTAT, fd.as_fd().as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0 as libc::c_uint)
+    };
+    if done == 0 { Ok(counts[0]) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Scattered read at an offset; may be short.
@@ -102,6 +118,26 @@ pub fn allocated_bytes(fd: impl AsFd) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cached_pages_are_counted() {
+        let mut f = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        std::io::Write::write_all(&mut f, &[1u8; 5 * 4096]).unwrap();
+        let counted = |offset, len| cached_pages(f.as_file(), offset, len);
+        match counted(0, 5 * 4096) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                println!("SKIP cached_pages_are_counted: this kernel has no cachestat");
+                return;
+            }
+            other => assert_eq!(other.unwrap(), 5),
+        }
+        assert_eq!(counted(4096, 2 * 4096).unwrap(), 2);
+        assert_eq!(counted(5 * 4096, 4096).unwrap(), 0, "behind the end");
+        f.as_file().sync_all().unwrap();
+        // All of it: the pages may be one folio.
+        fadvise_dontneed(f.as_file(), 0, 0).unwrap();
+        assert_eq!(counted(0, 5 * 4096).unwrap(), 0);
+    }
 
     #[test]
     fn holes_are_punched_and_found() {

@@ -389,4 +389,7 @@ pub struct DaemonOptions {
     /// Threads that serve reads, per session
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: u16,
+    /// MiB of an image's metadata that are put into the page cache of a mounted EROFS before it asks; 0 none
+    #[arg(long, value_name = "MIB", default_value_t = crate::daemon::PUSH_DEFAULT)]
+    pub push_metadata: u32,
 }

@@ -6,6 +6,7 @@
 //! model: what cannot be made is an error for its asker only; half-made things are taken apart.
 
 use super::log::LogFile;
+use super::push::Pusher;
 use crate::control::proto::{Dev, Shape};
 use crate::failure::Failure;
 use crate::front::{BlockFile, BlockFiles, BlockFilesOptions, BufferPool, Context as FrontContext, Fault, Session};
@@ -50,7 +51,7 @@ pub struct Superblock {
 
 #[derive(Debug)]
 enum Served {
-    File { files: Arc<BlockFiles>, file: BlockFile },
+    File { session: Arc<FileSession>, file: BlockFile, source: Arc<ErofsSource> },
     Tree(Session),
 }
 
@@ -84,8 +85,11 @@ impl Superblock {
             log.warn(format_args!("{}: removing {}: {e}", self.image, self.place.display()));
         }
         match served {
-            Served::File { files, file } => {
-                files.remove(file);
+            Served::File { session, file, .. } => {
+                if let Some(pusher) = &session.pusher {
+                    pusher.remove(file);
+                }
+                session.files.remove(file);
                 None
             }
             Served::Tree(session) => Some(session),
@@ -95,17 +99,22 @@ impl Superblock {
     /// Whether it is still served.
     pub fn is_alive(&self) -> bool {
         match &*self.served.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(Served::File { files, .. }) => files.is_alive(),
+            Some(Served::File { session, .. }) => session.files.is_alive(),
             Some(Served::Tree(session)) => session.is_alive(),
             None => false,
         }
     }
 
-    /// Counters of its own session; a block file shares its session with others.
+    /// Counters: of a tree's session; of a block file, which shares its session with others, what is its own.
     pub fn counters(&self) -> Option<serde_json::Value> {
         match &*self.served.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(Served::Tree(session)) => Some(counters_json(session.counters(), session.parked_now())),
-            _ => None,
+            Some(Served::File { source, .. }) => Some(serde_json::json!({
+                "metadata_bytes": source.metadata_bytes(),
+                "metadata_reads": source.metadata_reads().count(),
+                "metadata_pushed": source.metadata_reads().was_satisfied(),
+            })),
+            None => None,
         }
     }
 }
@@ -123,6 +132,14 @@ pub fn counters_json(counters: &crate::front::Counters, parked_now: usize) -> se
     })
 }
 
+/// The session of block files, and what pushes into them: nothing when that is switched off.
+#[derive(Debug)]
+struct FileSession {
+    // First, for it ends before the session does.
+    pusher: Option<Pusher>,
+    files: Arc<BlockFiles>,
+}
+
 /// What makes superblocks.
 pub struct Images {
     store: Store,
@@ -133,7 +150,9 @@ pub struct Images {
     /// The directory, in the daemon's own namespace, that mounts are attached below; none without privilege.
     namespace: Option<PathBuf>,
     opened: Mutex<HashMap<Digest, Weak<OpenImage>>>,
-    files: Mutex<Option<Arc<BlockFiles>>>,
+    files: Mutex<Option<Arc<FileSession>>>,
+    /// Bytes of metadata that are pushed at a time; 0 for none.
+    push_bytes: u64,
     /// Sessions of trees that are unmounted here but, it seems, not everywhere.
     leftover: Mutex<Vec<Session>>,
     made: AtomicU64,
@@ -146,8 +165,14 @@ impl std::fmt::Debug for Images {
 }
 
 impl Images {
-    /// Opens the store and its cache.
-    pub fn open(root: &Path, namespace: Option<PathBuf>, threads: usize, log: Arc<LogFile>) -> anyhow::Result<Images> {
+    /// Opens the store and its cache. `push_bytes` of metadata are pushed at a time.
+    pub fn open(
+        root: &Path,
+        namespace: Option<PathBuf>,
+        threads: usize,
+        push_bytes: u64,
+        log: Arc<LogFile>,
+    ) -> anyhow::Result<Images> {
         let store = Store::open(root)?;
         let objects = LocalStore::new(&store.objects_dir(), STORE_THREADS).context("starting to read objects")?;
         let cache = Cache::open(&store.cache_dir(), Arc::new(objects), store::cache::CacheOptions::default())?;
@@ -162,6 +187,7 @@ impl Images {
             namespace,
             opened: Mutex::default(),
             files: Mutex::default(),
+            push_bytes,
             leftover: Mutex::default(),
             made: AtomicU64::new(0),
         })
@@ -246,10 +272,10 @@ impl Images {
 
     fn make_erofs(&self, opened: &Arc<OpenImage>, label: &str) -> anyhow::Result<(OwnedFd, Served, String)> {
         let source = Arc::new(ErofsSource::new(Arc::clone(opened))?);
-        let files = self.files()?;
-        let file = files.add(label, source)?;
+        let session = self.files()?;
+        let file = session.files.add(label, source.clone())?;
         let mount = || -> anyhow::Result<(OwnedFd, String)> {
-            let path = files.path(file).context("the block file is gone")?;
+            let path = session.files.path(file).context("the block file is gone")?;
             let path = path.to_str().context("a path that is not UTF-8")?.to_owned();
             let recipe = Recipe {
                 fstype: "erofs".to_owned(),
@@ -260,9 +286,17 @@ impl Images {
             Ok((recipe.make_apart().map_err(explain_erofs)?, path))
         };
         match mount() {
-            Ok((mount, path)) => Ok((mount, Served::File { files, file }, path)),
+            Ok((mount, path)) => {
+                // Beside whatever comes next; the mount itself has read two pages.
+                if let Some(pusher) = &session.pusher
+                    && let Err(e) = pusher.add(file, &source)
+                {
+                    self.log.warn(format_args!("{label}: metadata is not pushed: {e}"));
+                }
+                Ok((mount, Served::File { session, file, source }, path))
+            }
             Err(e) => {
-                files.remove(file);
+                session.files.remove(file);
                 Err(e)
             }
         }
@@ -301,14 +335,23 @@ impl Images {
     }
 
     /// The session of block files, started when it is first needed.
-    fn files(&self) -> Result<Arc<BlockFiles>, Fault> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(files) = files.as_ref().filter(|f| f.is_alive()) {
-            return Ok(Arc::clone(files));
+    fn files(&self) -> Result<Arc<FileSession>, Fault> {
+        let mut session = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = session.as_ref().filter(|s| s.files.is_alive()) {
+            return Ok(Arc::clone(session));
         }
         let options = BlockFilesOptions { threads: self.threads, ..Default::default() };
-        let started = Arc::new(BlockFiles::start(&options, self.context.clone())?);
-        *files = Some(Arc::clone(&started));
+        let files = Arc::new(BlockFiles::start(&options, self.context.clone())?);
+        let push = || Pusher::start(Arc::clone(&files), self.push_bytes, Arc::clone(&self.log));
+        let pusher = match (self.push_bytes > 0).then(push).transpose() {
+            Ok(pusher) => pusher,
+            Err(e) => {
+                self.log.warn(format_args!("metadata is not pushed: starting a thread: {e}"));
+                None
+            }
+        };
+        let started = Arc::new(FileSession { pusher, files });
+        *session = Some(Arc::clone(&started));
         Ok(started)
     }
 
@@ -329,8 +372,9 @@ impl Images {
         leftover.retain(Session::is_alive);
         let trees = leftover.len();
         drop(leftover);
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(files) = files else { return trees };
+        let session = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(session) = session else { return trees };
+        let files = &session.files;
         // The kernel forgets a file a moment after its last user is gone.
         while !files.is_empty() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
@@ -340,16 +384,21 @@ impl Images {
 
     /// Counters of the block files' session.
     pub fn file_counters(&self) -> Option<serde_json::Value> {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        files.as_ref().map(|f| counters_json(f.counters(), f.parked_now()))
+        let session = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let mut counters = counters_json(session.files.counters(), session.files.parked_now());
+        counters["metadata"] = session.pusher.as_ref().map(Pusher::counters).into();
+        Some(counters)
     }
 
     /// Ends every session that is left.
     pub fn stop(&self) {
         self.leftover.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(files) = files.and_then(Arc::into_inner) {
-            files.stop();
+        let session = self.files.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(FileSession { pusher, files }) = session.and_then(Arc::into_inner) {
+            drop(pusher);
+            if let Some(files) = Arc::into_inner(files) {
+                files.stop();
+            }
         }
     }
 }

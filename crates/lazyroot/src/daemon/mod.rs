@@ -11,6 +11,7 @@ pub mod force;
 pub mod images;
 pub mod leases;
 pub mod log;
+pub mod push;
 pub mod recover;
 pub mod serve;
 pub mod start;
@@ -18,3 +19,5 @@ pub mod state;
 
 /// Seconds without leases after which a daemon ends.
 pub const IDLE_DEFAULT: u64 = 60;
+/// MiB of an image's metadata that are pushed at a time.
+pub const PUSH_DEFAULT: u32 = 64;

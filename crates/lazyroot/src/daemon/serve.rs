@@ -103,7 +103,8 @@ pub fn serve(dirs: &Dirs, options: &DaemonOptions, ground: Ground) -> anyhow::Re
     });
     let namespace = own_namespace(dirs, &log)?;
     std::env::set_current_dir("/")?;
-    let images = Images::open(&dirs.root, namespace.clone(), options.threads.into(), Arc::clone(&log))?;
+    let push_bytes = u64::from(options.push_metadata) << 20;
+    let images = Images::open(&dirs.root, namespace.clone(), options.threads.into(), push_bytes, Arc::clone(&log))?;
     let state = Arc::new(State::new(images, Arc::clone(&log), dirs.leases()));
     let listener = listen(&dirs.socket())?;
     state.begin()?;

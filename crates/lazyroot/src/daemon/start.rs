@@ -24,7 +24,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Default for DaemonOptions {
     fn default() -> Self {
-        DaemonOptions { idle: super::IDLE_DEFAULT, threads: 2 }
+        DaemonOptions { idle: super::IDLE_DEFAULT, threads: 2, push_metadata: super::PUSH_DEFAULT }
     }
 }
 
@@ -92,6 +92,7 @@ fn start(dirs: &Dirs, options: &DaemonOptions) -> anyhow::Result<Started> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("lazyroot").arg("--root").arg(&dirs.root).arg("--state").arg(&dirs.state);
     command.args(["daemon", "serve", "--idle", &options.idle.to_string(), "--threads", &options.threads.to_string()]);
+    command.args(["--push-metadata", &options.push_metadata.to_string()]);
     // One arena: the daemon allocates little, and each further one costs memory for ever.
     command.env_clear().env("MALLOC_ARENA_MAX", "1").env("RUST_BACKTRACE", "1");
     for name in ["PATH", "HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME"] {

@@ -9,3 +9,4 @@ mod errors;
 mod files;
 mod lab;
 mod mounts;
+mod push;
