@@ -121,6 +121,10 @@ pub fn serve(dirs: &Dirs, options: &DaemonOptions, ground: Ground) -> anyhow::Re
         log.take_streams()?;
     }
     notify("READY=1", &log);
+    // Not before: nobody waits for it. Where it does not work, commands that come after long silence start slower.
+    if let Err(e) = sys::memory::keep_program() {
+        log.info(format_args!("the program's pages are not kept in memory: {e}"));
+    }
     let daemon = Arc::new(Daemon {
         state,
         log: Arc::clone(&log),
