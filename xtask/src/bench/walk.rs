@@ -150,33 +150,70 @@ pub fn tree(scratch: &Scratch, names: &[String], rounds: usize, figures: &mut Fi
 
 /// Names that are looked up in one go.
 const LOOKUPS: usize = 2000;
+/// Longer than libfuse lets the kernel believe what a pass-through tree said, which is a second.
+const PAUSE: Duration = Duration::from_millis(1200);
 
-/// stat(2) of names picked over the whole tree, each looked up once after the kernel's caches were dropped, and
-/// again when they are warm in everything but the kernel's name cache.
+/// What the kernel knows when names are looked up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Nothing: caches were dropped, pages and all.
+    Nothing,
+    /// What it was told a while ago, about each of the names.
+    Told,
+    /// No names and inodes; but daemons and disks have everything in memory.
+    Pages,
+}
+
+impl Known {
+    fn name(self) -> &'static str {
+        match self {
+            Known::Nothing => "lookup cold",
+            Known::Told => "lookup warm",
+            Known::Pages => "lookup, names dropped",
+        }
+    }
+
+    fn prepare(self, look: impl Fn() -> Result<()>) -> Result<()> {
+        rustix::fs::sync();
+        match self {
+            Known::Nothing => std::fs::write("/proc/sys/vm/drop_caches", "3")?,
+            Known::Pages => std::fs::write("/proc/sys/vm/drop_caches", "2")?,
+            Known::Told => {
+                look()?;
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// stat(2) of names picked over the whole tree, each looked up once.
 fn lookups(views: &[View], name: &str, rootfs: &Path, rounds: usize, figures: &mut Figures) -> Result<()> {
     let mut command = Command::new("find");
     command.arg(".").arg("-xdev").current_dir(rootfs);
     let outcome = proc::must(&mut command, Duration::from_secs(600))?;
     let all: Vec<&str> = outcome.stdout.lines().collect();
     let picked: Vec<&str> = all.iter().step_by((all.len() / LOOKUPS).max(1)).copied().collect();
-    for cold in [true, false] {
+    for known in [Known::Nothing, Known::Told, Known::Pages] {
         let mut targets: Vec<(String, Measured<'_>)> = Vec::new();
         for view in views {
             let picked = &picked;
-            let measure = move || -> Result<f64> {
-                // 3 drops inodes, names and pages; 2 leaves what a daemon has in memory where it is.
-                rustix::fs::sync();
-                std::fs::write("/proc/sys/vm/drop_caches", if cold { "3" } else { "2" })?;
-                let began = Instant::now();
+            let look = move || -> Result<()> {
                 for path in picked {
                     std::fs::symlink_metadata(view.point.join(path))
                         .with_context(|| format!("{}: {path}", view.name))?;
                 }
+                Ok(())
+            };
+            let measure = move || -> Result<f64> {
+                known.prepare(look)?;
+                let began = Instant::now();
+                look()?;
                 Ok(began.elapsed().as_secs_f64() * 1e6 / picked.len() as f64)
             };
             targets.push((view.name.clone(), Box::new(measure)));
         }
-        let what = format!("lookup {}, {name}", if cold { "cold" } else { "warm" });
+        let what = format!("{}, {name}", known.name());
         let series = in_turn(&what, "µs a path", rounds, targets)?;
         figures.add(&series);
         if let Ok(peer) = of(&series, "bindfs") {
