@@ -171,7 +171,7 @@ impl Lab {
         Ok(value)
     }
 
-    /// Exports, has fsck.erofs judge the file, and mounts it with the kernel alone.
+    /// Mounts an exported image with the kernel alone.
     fn export_shown<T>(
         &self,
         name: &str,
@@ -179,13 +179,19 @@ impl Lab {
         point: &Path,
         look: impl FnOnce(&Path) -> Result<T>,
     ) -> Result<T> {
-        let file = self.dir.join(format!("{slot}.erofs"));
-        self.run([OsStr::new("export"), OsStr::new(name), OsStr::new("--as"), OsStr::new("erofs"), file.as_os_str()])?;
-        let result = judge(&file).and_then(|()| {
-            mount_erofs(&file, point)?;
+        let result = self.exported(name, slot, |file| {
+            mount_erofs(file, point)?;
             look(point)
         });
         crate::scratch::unmount_below(point);
+        result
+    }
+
+    /// Exports an image to a file for the time of `look`; fsck.erofs judges it first.
+    pub fn exported<T>(&self, name: &str, slot: &str, look: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        let file = self.dir.join(format!("{slot}.erofs"));
+        self.run([OsStr::new("export"), OsStr::new(name), OsStr::new("--as"), OsStr::new("erofs"), file.as_os_str()])?;
+        let result = judge(&file).and_then(|()| look(&file));
         std::fs::remove_file(&file)?;
         result
     }

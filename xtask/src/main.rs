@@ -71,6 +71,9 @@ enum Task {
         /// How many
         #[arg(long, default_value_t = 8)]
         rounds: u64,
+        /// How many names a tree has at most
+        #[arg(long, default_value_t = trees::NAMES)]
+        names: u32,
     },
     /// A benchmark
     Bench(bench::Args),
@@ -99,7 +102,7 @@ fn run(task: Task) -> Result<bool> {
             Ok(alone("corpora", |tally| corpus::run(&names, keep, tally)))
         }
         Task::Readme => Ok(alone("readme", readme::run)),
-        Task::Trees { seed, rounds } => Ok(alone("trees", |tally| trees::run(seed, rounds, tally))),
+        Task::Trees { seed, rounds, names } => Ok(alone("trees", |tally| trees::run(seed, rounds, names, tally))),
         Task::Bench(args) => bench::run(&args).map(|()| true),
         Task::Clean => scratch::clean().map(|()| true),
     }

@@ -91,6 +91,18 @@ pub fn must(command: &mut Command, limit: Duration) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// The bytes that a command prints, which has to succeed.
+pub fn bytes(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
+    let (mut stdout, mut stderr) = (memory("stdout")?, memory("stderr")?);
+    command.stdout(Stdio::from(stdout.try_clone()?)).stderr(Stdio::from(stderr.try_clone()?));
+    let mut outcome = finish(command, limit)?;
+    if !outcome.ok() {
+        outcome.stderr = text(&mut stderr)?;
+        bail!("{}: {}", line(command), outcome.report());
+    }
+    read(&mut stdout)
+}
+
 /// A command as one would type it.
 pub fn line(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
@@ -110,11 +122,15 @@ fn memory(name: &str) -> Result<File> {
     Ok(File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?))
 }
 
-fn text(file: &mut File) -> Result<String> {
+fn read(file: &mut File) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
+}
+
+fn text(file: &mut File) -> Result<String> {
+    Ok(String::from_utf8_lossy(&read(file)?).into_owned())
 }
 
 fn finish(command: &mut Command, limit: Duration) -> Result<Outcome> {

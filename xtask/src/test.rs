@@ -37,7 +37,7 @@ pub fn run(full: bool) -> Result<bool> {
     report.phase("privileged", |tally, left| units::run(Which::Privileged, full, left, tally));
     report.phase("readme", |tally, _| crate::readme::run(tally));
     report.phase("cases", |tally, _| cases::run(&[], 2, false, tally));
-    report.phase("trees", |tally, _| trees::run(1, if full { 300 } else { 8 }, tally));
+    report.phase("trees", |tally, _| trees::run(1, if full { 300 } else { 40 }, trees::NAMES, tally));
     report.phase("corpora", |tally, _| corpus::run(if full { &corpus::ALL } else { &corpus::SMALL }, false, tally));
     if full {
         report.phase("figures", |tally, _| figures(tally));

@@ -11,10 +11,9 @@ use format::BLOCK;
 use format::index::{self as raw, SectionKind};
 use image::erofs::{Data, Export, Options, Plan, PlanError, Shape};
 use image::index::Index;
-use image::snapshot::{Record, RecordKind, Snapshot, SnapshotBuilder, hash_content};
+use image::snapshot::Snapshot;
 use image::tree::{Attrs, Tree};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::sync::Arc;
@@ -23,56 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The tree in an image, as erofs-rs reads it; without the files' content if there is none.
 fn read_back(image: &[u8], content: bool) -> Snapshot {
-    let fs = EroFS::new(SliceImage::new(image)).expect("opens");
-    let mut builder = SnapshotBuilder::default();
-    let root = fs.get_inode(fs.super_block().root_inode_id()).expect("root");
-    let mut add = |path: Vec<u8>, inode: erofs_rs::types::Inode| {
-        let kind = match inode.file_type() {
-            t if t.is_dir() => RecordKind::Dir,
-            t if t.is_file() => {
-                let size = inode.data_size();
-                let digest = (content && size <= 1 << 30).then(|| {
-                    let mut file = fs.open_inode_file(inode).expect("file");
-                    hash_content(&mut file).expect("content")
-                });
-                RecordKind::File { size, digest }
-            }
-            t if t.is_symlink() => RecordKind::Symlink(fs.read_link_inode(inode).expect("target").into_vec()),
-            t if t.is_char_device() => {
-                let (major, minor) = inode.device().expect("device");
-                RecordKind::Char(major, minor)
-            }
-            t if t.is_block_device() => {
-                let (major, minor) = inode.device().expect("device");
-                RecordKind::Block(major, minor)
-            }
-            t if t.is_fifo() => RecordKind::Fifo,
-            t if t.is_socket() => RecordKind::Socket,
-            t => panic!("unknown type {t:?}"),
-        };
-        let xattrs: BTreeMap<_, _> = fs.xattrs_inode(inode).expect("attributes").into_iter().collect();
-        use std::os::unix::fs::PermissionsExt;
-        let record = Record {
-            kind,
-            mode: (inode.permissions().mode() & 0o7777) as u16,
-            uid: inode.uid(),
-            gid: inode.gid(),
-            mtime: inode.modified_unix(),
-            nlink: inode.nlink(),
-            xattrs,
-            link_group: 0,
-        };
-        builder.add(path, record, Some((0, inode.id())));
-    };
-    add(b"/".to_vec(), root);
-    for entry in fs.walk_dir("/").expect("walk") {
-        let entry = entry.expect("entry");
-        let name = entry.dir_entry.file_name();
-        if name != b"." && name != b".." {
-            add(entry.dir_entry.path().into_vec(), entry.inode);
-        }
-    }
-    builder.finish()
+    reader::snapshot(image, content).expect("an image that erofs-rs reads")
 }
 
 /// The metadata and the block map agree with the exported image, in pieces of any alignment.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod reader;
+
 use format::{BLOCK, Digest};
 use image::erofs::{Export, Options, Plan, Shape, export};
 use image::index::{Index, build};
