@@ -19,6 +19,9 @@ pub const ALL: [&str; 5] = ["debian", "linux-20k", "linux", "node", "python-ml"]
 /// The longest that building one corpus may take.
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
+/// Bytes for an inode in index and object maps together: names, hashes, extents, digests.
+const MOST_PER_INODE: u64 = 100;
+
 /// Where built corpora are kept, outside the repository.
 pub fn cache() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("LAZYROOT_CACHE") {
@@ -79,6 +82,7 @@ fn one(lab: &Lab, name: &str, dir: &Path, tally: &mut Tally) {
     tally.check(format!("{name}: import of the directory"), imported.map(drop));
     tally.check(format!("{name}: the second import adds nothing"), added(first, second));
     tally.check(format!("{name}: one identity from both"), one_identity(lab, &from_oci, &from_dir));
+    tally.check(format!("{name}: at most {MOST_PER_INODE} bytes an inode"), small(lab, &from_oci));
     tally.check(format!("{name}: find lists all {names} names"), found(lab, &from_oci, &want));
 
     for image in [&from_oci, &from_dir] {
@@ -97,6 +101,18 @@ fn one(lab: &Lab, name: &str, dir: &Path, tally: &mut Tally) {
 fn added(first: u64, second: u64) -> Result<()> {
     let added = second.saturating_sub(first);
     ensure!(added <= first / 100 + (256 << 10), "objects grew from {first} to {second} bytes");
+    Ok(())
+}
+
+/// What a node needs to mount an image has a limit for each of its inodes.
+fn small(lab: &Lab, image: &str) -> Result<()> {
+    let (bytes, inodes) = lab.metadata_size(image)?;
+    println!("  {image}: {:.1} bytes an inode, {inodes} inodes", bytes as f64 / inodes as f64);
+    within(bytes, inodes)
+}
+
+fn within(bytes: u64, inodes: u64) -> Result<()> {
+    ensure!(bytes <= inodes * MOST_PER_INODE, "{bytes} bytes of index and object maps for {inodes} inodes");
     Ok(())
 }
 
@@ -130,5 +146,16 @@ fn same_through(want: &Snapshot, point: &Path, way: Way) -> Result<()> {
     match way {
         Way::Overlay => snapshot::same(&snapshot::for_overlay(want.clone()), &snapshot::for_overlay(have)),
         _ => snapshot::same(want, &have),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_too_many_is_found() {
+        within(100 * 7, 7).unwrap();
+        assert!(within(100 * 7 + 1, 7).unwrap_err().to_string().contains("701 bytes"));
     }
 }

@@ -138,6 +138,19 @@ impl Lab {
         Ok(Index::open(Arc::new(bytes))?)
     }
 
+    /// Bytes of everything that a node needs to mount an image and to find its content: index and object maps; and how
+    /// many inodes it has.
+    pub fn metadata_size(&self, name: &str) -> Result<(u64, u64)> {
+        let image = self.json(["inspect", name])?.pop().context("inspect printed nothing")?;
+        let number = |field: &str| image[field].as_u64().with_context(|| format!("no {field} in {image}"));
+        let mut bytes = number("index_bytes")?;
+        for object in image["objects"].as_array().context("no objects")? {
+            let map = format!("objects/{}.map", object.as_str().context("no digest")?);
+            bytes += std::fs::metadata(self.root.join(&map)).with_context(|| map.clone())?.len();
+        }
+        Ok((bytes, number("inodes")?))
+    }
+
     /// Shows an image at a fresh mount point in one way, and puts it away again after `look`.
     pub fn shown<T>(&self, name: &str, way: Way, slot: &str, look: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let point = self.dir.join("mnt").join(slot);
