@@ -10,9 +10,9 @@ for set in "$@"; do
     # What the tests call: judges (erofs-utils), mounts (fuse3, e2fsprogs for small disks), runtimes, and what
     # the cases and corpora are made with.
     test) wanted="$wanted ca-certificates erofs-utils fuse3 e2fsprogs mount procps runc crun attr python3 debootstrap xz-utils" ;;
-    full) wanted="$wanted npm python3-pip squashfs-tools squashfuse fuse-overlayfs bindfs ripgrep" ;;
+    full) wanted="$wanted npm python3-pip squashfs-tools squashfuse fuse-overlayfs bindfs ripgrep valgrind" ;;
     demo) wanted="$wanted erofs-utils fuse3 mount runc crun" ;;
-    bench) wanted="$wanted erofs-utils fuse3 e2fsprogs mount procps squashfs-tools squashfuse fuse-overlayfs bindfs ripgrep python3 debootstrap xz-utils" ;;
+    bench) wanted="$wanted erofs-utils fuse3 e2fsprogs mount procps squashfs-tools squashfuse fuse-overlayfs bindfs ripgrep valgrind python3 debootstrap xz-utils" ;;
     *)
         echo "packages.sh: unknown set $set" >&2
         exit 2

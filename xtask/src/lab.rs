@@ -130,12 +130,16 @@ impl Lab {
         Ok(identity.to_owned())
     }
 
-    /// The index of an image, from the store.
-    pub fn index(&self, name: &str) -> Result<Index> {
+    /// The file in the store that is an image's index.
+    pub fn index_file(&self, name: &str) -> Result<PathBuf> {
         let image = self.image(name)?;
         let digest = image["index"].as_str().with_context(|| format!("no index in {image}"))?;
-        let bytes = std::fs::read(self.root.join("indexes").join(digest))?;
-        Ok(Index::open(Arc::new(bytes))?)
+        Ok(self.root.join("indexes").join(digest))
+    }
+
+    /// The index of an image, from the store.
+    pub fn index(&self, name: &str) -> Result<Index> {
+        Ok(Index::open(Arc::new(std::fs::read(self.index_file(name)?)?))?)
     }
 
     /// Bytes of everything that a node needs to mount an image and to find its content: index and object maps; and how

@@ -77,6 +77,12 @@ enum Task {
     },
     /// A benchmark
     Bench(bench::Args),
+    /// Plan and emit one index, for counting instructions
+    #[command(hide = true)]
+    Emit {
+        /// The index
+        file: PathBuf,
+    },
     /// Unmount and remove what interrupted runs left
     Clean,
 }
@@ -104,6 +110,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Readme => Ok(alone("readme", readme::run)),
         Task::Trees { seed, rounds, names } => Ok(alone("trees", |tally| trees::run(seed, rounds, names, tally))),
         Task::Bench(args) => bench::run(&args).map(|()| true),
+        Task::Emit { file } => bench::emit(&file).map(|()| true),
         Task::Clean => scratch::clean().map(|()| true),
     }
 }

@@ -14,6 +14,7 @@ use crate::proc;
 use crate::scratch::Scratch;
 use anyhow::{Context, Result, bail};
 use measure::Figures;
+pub use plan::emit;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::Command;
