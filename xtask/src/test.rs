@@ -45,6 +45,9 @@ pub fn run(full: bool) -> Result<bool> {
     Ok(report.close())
 }
 
+/// Benchmarks that say something about every corpus; the others keep to those that their goals name.
+const OF_WHOLE_TREES: [&str; 3] = ["walk", "rg", "tree"];
+
 /// Every benchmark, each into a file.
 fn figures(tally: &mut Tally) -> Result<()> {
     let dir = crate::target_dir()?.join("figures");
@@ -53,7 +56,13 @@ fn figures(tally: &mut Tally) -> Result<()> {
         let file = dir.join(format!("{name}.json"));
         let mut command = Command::new("cargo");
         command.args(["xtask", "bench", name, "--json"]).arg(&file).current_dir(crate::repository());
-        let outcome = proc::show(&mut command, Duration::from_secs(3600))?;
+        if OF_WHOLE_TREES.contains(&name) {
+            // The part of a tree that is itself a corpus says nothing more.
+            for corpus in corpus::ALL.iter().filter(|corpus| **corpus != "linux-20k") {
+                command.args(["--corpus", corpus]);
+            }
+        }
+        let outcome = proc::show(&mut command, Duration::from_secs(2 * 3600))?;
         let result = if outcome.ok() { Ok(()) } else { Err(anyhow::anyhow!("{}", outcome.ending())) };
         tally.check(format!("bench {name}"), result);
     }

@@ -40,11 +40,19 @@ pub fn run(scratch: &Scratch, corpora: &[String], rounds: usize, figures: &mut F
         if squashfs.is_some() {
             targets.push(("mksquashfs zstd 3".into(), Box::new(|| squash(&rootfs, &image))));
         }
+        let ext4 = super::views::version("mke2fs");
+        figures.peer("mke2fs", ext4.clone());
+        if ext4.is_some() {
+            targets.push((
+                "mke2fs -d, uncompressed".into(),
+                Box::new(|| fill_ext4(&rootfs, &scratch.dir().join("image.ext4"))),
+            ));
+        }
         let series = in_turn(&format!("import, {name}"), "s", rounds, targets)?;
         figures.add(&series);
         figures.goal(format!("{name} from oci: ratio to its work ÷ cores"), series[0].ratio(&series[2]), 1.15);
         figures.goal(format!("{name} from dir: ratio to its work ÷ cores"), series[1].ratio(&series[3]), 1.15);
-        if let Some(peer) = series.get(4) {
+        if let Some(peer) = series.iter().find(|s| s.target == "mksquashfs zstd 3") {
             figures.goal(format!("{name} from dir: ratio to mksquashfs"), series[1].ratio(peer), 1.0);
             let ours = lab.disk_use("objects")? + lab.disk_use("indexes")?;
             let theirs = std::fs::metadata(&image)?.len();
@@ -78,6 +86,14 @@ pub(super) fn mksquashfs(rootfs: &Path, image: &Path) -> Command {
 fn squash(rootfs: &Path, image: &Path) -> Result<f64> {
     warm(rootfs)?;
     Ok(proc::must(&mut mksquashfs(rootfs, image), LIMIT)?.took.as_secs_f64())
+}
+
+/// An ext4 image of the tree: no goal, but what images were made with before.
+fn fill_ext4(rootfs: &Path, image: &Path) -> Result<f64> {
+    warm(rootfs)?;
+    let took = proc::must(&mut super::peers::mke2fs(rootfs, image)?, LIMIT)?.took.as_secs_f64();
+    std::fs::remove_file(image)?;
+    Ok(took)
 }
 
 /// The work that an import consists of, for one corpus.

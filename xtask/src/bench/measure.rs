@@ -120,6 +120,12 @@ impl Figures {
         self.peers.insert(name.into(), version.map_or(json!("absent"), Value::from));
     }
 
+    /// Notes that something that is here could not be measured.
+    pub fn unmeasured(&mut self, what: &str, why: &anyhow::Error) {
+        println!("  could not be measured: {what}: {why:#}");
+        self.peers.insert(what.into(), Value::from(format!("could not be measured: {why:#}")));
+    }
+
     /// Everything.
     pub fn json(&self) -> Value {
         json!({

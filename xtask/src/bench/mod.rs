@@ -6,7 +6,10 @@ mod hash;
 mod import;
 mod measure;
 mod mount;
+mod pages;
+mod peers;
 mod plan;
+mod ratios;
 mod views;
 mod walk;
 

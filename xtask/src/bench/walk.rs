@@ -1,7 +1,9 @@
 //! Walking, statting and searching whole trees, warm and cold.
 
 use super::measure::{Figures, Measured, Series, in_turn};
+use super::peers::{self, Site};
 use super::views::{self, View};
+use super::{pages, ratios};
 use crate::lab::Lab;
 use crate::scratch::Scratch;
 use crate::{corpus, proc};
@@ -12,18 +14,25 @@ use std::time::{Duration, Instant};
 
 /// What is done to a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
+pub enum Work {
+    /// Every name.
     Find,
+    /// Every name with its attributes.
     StatAll,
+    /// Every file's content, searched.
     Search,
+    /// Every file's content, printed.
+    Cat,
 }
 
 impl Work {
-    fn name(self) -> &'static str {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
         match self {
             Work::Find => "find",
             Work::StatAll => "stat-all",
             Work::Search => "rg",
+            Work::Cat => "cat",
         }
     }
 
@@ -32,11 +41,15 @@ impl Work {
         let mut command = match self {
             Work::Find | Work::StatAll => Command::new("find"),
             Work::Search => Command::new("rg"),
+            Work::Cat => Command::new("sh"),
         };
         match self {
             Work::Find => command.arg(point).arg("-xdev"),
             Work::StatAll => command.arg(point).args(["-xdev", "-printf", r"%s %m %U %T@ %i\n"]),
             Work::Search => command.args(["-j2", "-uu", "-F", "zzz_not_there_q"]).arg(point),
+            Work::Cat => {
+                command.args(["-c", r#"find "$1" -xdev -type f -print0 | xargs -0 -n 500 cat"#, "sh"]).arg(point)
+            }
         };
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let began = Instant::now();
@@ -50,7 +63,7 @@ impl Work {
 }
 
 /// All views through one kind of work, each in turn.
-fn measured(views: &[View], corpus: &str, work: Work, cold: bool, rounds: usize) -> Result<Vec<Series>> {
+pub fn measured(views: &[View], corpus: &str, work: Work, cold: bool, rounds: usize) -> Result<Vec<Series>> {
     let what = format!("{} {}, {corpus}", work.name(), if cold { "cold" } else { "warm" });
     if !cold {
         return warm(views, &what, work, rounds);
@@ -67,15 +80,18 @@ fn measured(views: &[View], corpus: &str, work: Work, cold: bool, rounds: usize)
 }
 
 /// A walk over names and inodes that the kernel has is up to a fifth faster or slower by where in memory they happen
-/// to lie, for as long as they stay there. So each round has them made anew, and in another order.
+/// to lie, for as long as they stay there. So each round has them made anew, and in another order. A search is about
+/// content, which would go with them: it has them made once.
 fn warm(views: &[View], what: &str, work: Work, rounds: usize) -> Result<Vec<Series>> {
     let mut series: Vec<Series> = views.iter().map(|view| Series::new(what, &view.name, "s")).collect();
     for round in 0..rounds.max(1) {
-        rustix::fs::sync();
-        std::fs::write("/proc/sys/vm/drop_caches", "2").context("dropping names and inodes")?;
         let order = (0..views.len()).map(|n| (n + round) % views.len());
-        for n in order.clone() {
-            work.take(&views[n].point)?;
+        if round == 0 || work != Work::Search {
+            rustix::fs::sync();
+            std::fs::write("/proc/sys/vm/drop_caches", "2").context("dropping names and inodes")?;
+            for n in order.clone() {
+                work.take(&views[n].point)?;
+            }
         }
         for n in order {
             series[n].values.push(work.take(&views[n].point)?);
@@ -92,7 +108,8 @@ fn lab_with(scratch: &Scratch, names: &[String]) -> Result<Lab> {
     Ok(lab)
 }
 
-fn of<'a>(series: &'a [Series], target: &str) -> Result<&'a Series> {
+/// The series of one target.
+pub fn of<'a>(series: &'a [Series], target: &str) -> Result<&'a Series> {
     series.iter().find(|s| s.target == target).with_context(|| format!("no target {target}"))
 }
 
@@ -100,7 +117,8 @@ fn of<'a>(series: &'a [Series], target: &str) -> Result<&'a Series> {
 pub fn walks(scratch: &Scratch, names: &[String], rounds: usize, figures: &mut Figures) -> Result<()> {
     let lab = lab_with(scratch, names)?;
     for name in names {
-        let views = views::all(scratch, &lab, name, &corpus::cache()?.join(name).join("rootfs"), figures)?;
+        let rootfs = corpus::cache()?.join(name).join("rootfs");
+        let views = views::all(&Site { scratch, corpus: name, rootfs: &rootfs }, &lab, figures)?;
         for work in [Work::Find, Work::StatAll] {
             let warm = measured(&views, name, work, false, rounds)?;
             figures.add(&warm);
@@ -124,7 +142,8 @@ pub fn searches(scratch: &Scratch, names: &[String], rounds: usize, figures: &mu
     here.context("ripgrep is not here; `make bench NAME=rg` installs it")?;
     let lab = lab_with(scratch, names)?;
     for name in names {
-        let views = views::all(scratch, &lab, name, &corpus::cache()?.join(name).join("rootfs"), figures)?;
+        let rootfs = corpus::cache()?.join(name).join("rootfs");
+        let views = views::all(&Site { scratch, corpus: name, rootfs: &rootfs }, &lab, figures)?;
         let warm = measured(&views, name, Work::Search, false, rounds)?;
         figures.add(&warm);
         let native = of(&warm, "native EROFS, metadata in front")?;
@@ -143,23 +162,15 @@ pub fn tree(scratch: &Scratch, names: &[String], rounds: usize, figures: &mut Fi
     let lab = lab_with(scratch, names)?;
     for name in names {
         let rootfs = corpus::cache()?.join(name).join("rootfs");
-        let mut views = views::all(scratch, &lab, name, &rootfs, figures)?;
-        views.retain(|v| ["native directory", "lazyroot erofs", "lazyroot tree"].contains(&v.name.as_str()));
-        // nydusd with RAFS v6, ratios to the native directory: find cold, warm, stat-all cold, warm (linux).
-        let peers = [
-            (Work::Find, true, 1.23),
-            (Work::Find, false, 2.35),
-            (Work::StatAll, true, 1.37),
-            (Work::StatAll, false, 0.88),
-        ];
-        for (work, cold, most) in peers {
-            let series = measured(&views, name, work, cold, rounds)?;
-            figures.add(&series);
-            let ratio = of(&series, "lazyroot tree")?.ratio(&series[0]);
-            figures.goal(format!("{}: ratio to the native directory", series[0].what), ratio, most);
-        }
-        views.extend(views::pass_through(scratch, name, &rootfs, figures)?);
-        lookups(&views, name, &rootfs, rounds, figures)?;
+        let site = Site { scratch, corpus: name, rootfs: &rootfs };
+        let mut views = views::ours(&site, &lab)?;
+        views.extend(peers::nydusd(&site, figures));
+        ratios::compare(&views, name, &rootfs, rounds, figures)?;
+        views.retain(|view| view.name != "nydusd");
+        views.extend(peers::pass_through(&site, figures));
+        let picked = picked(&rootfs)?;
+        pages::run(scratch, &lab, name, &picked, figures);
+        lookups(&views, name, &picked, rounds, figures)?;
     }
     Ok(())
 }
@@ -203,17 +214,20 @@ impl Known {
     }
 }
 
-/// stat(2) of names picked over the whole tree, each looked up once.
-fn lookups(views: &[View], name: &str, rootfs: &Path, rounds: usize, figures: &mut Figures) -> Result<()> {
+/// Paths picked over the whole tree, as `find .` names them.
+fn picked(rootfs: &Path) -> Result<Vec<String>> {
     let mut command = Command::new("find");
     command.arg(".").arg("-xdev").current_dir(rootfs);
     let outcome = proc::must(&mut command, Duration::from_secs(600))?;
     let all: Vec<&str> = outcome.stdout.lines().collect();
-    let picked: Vec<&str> = all.iter().step_by((all.len() / LOOKUPS).max(1)).copied().collect();
+    Ok(all.iter().step_by((all.len() / LOOKUPS).max(1)).map(|&path| path.to_owned()).collect())
+}
+
+/// stat(2) of names picked over the whole tree, each looked up once.
+fn lookups(views: &[View], name: &str, picked: &[String], rounds: usize, figures: &mut Figures) -> Result<()> {
     for known in [Known::Nothing, Known::Told, Known::Pages] {
         let mut targets: Vec<(String, Measured<'_>)> = Vec::new();
         for view in views {
-            let picked = &picked;
             let look = move || -> Result<()> {
                 for path in picked {
                     std::fs::symlink_metadata(view.point.join(path))
