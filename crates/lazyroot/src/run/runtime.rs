@@ -168,10 +168,7 @@ impl Found {
         let boot = crate::daemon::leases::boot_id();
         let key = format!("{} {} {} {boot} {}", stamp(&crun), stamp(&runc), env!("CARGO_PKG_VERSION"), hierarchy().1);
         let file = state.join("runtimes.json");
-        if let Ok(text) = std::fs::read(&file)
-            && let Ok(found) = serde_json::from_slice::<Found>(&text)
-            && found.key == key
-        {
+        if let Some(found) = Found::kept(&file, &key) {
             return Ok(found);
         }
         let mut found = Found { key, crun, runc, tried: Vec::new(), fresh: true };
@@ -180,11 +177,30 @@ impl Found {
             let error = probe(state, path, way).err().map(|e| crate::errors::message(&e));
             found.tried.push(Tried { way, error });
         }
-        // Only to save the next one the trying; where nothing works, what is in the way may be gone by then.
-        if found.tried.iter().any(|t| t.error.is_none()) {
-            let _ = std::fs::write(&file, serde_json::to_vec(&found)?);
-        }
+        found.keep(&file);
         Ok(found)
+    }
+
+    /// Whether some way works.
+    fn any_works(&self) -> bool {
+        self.tried.iter().any(|t| t.error.is_none())
+    }
+
+    /// What was found before, if that still holds. Where nothing worked, it is tried again: what was in the way may be
+    /// gone.
+    fn kept(file: &Path, key: &str) -> Option<Found> {
+        let found: Found = serde_json::from_slice(&std::fs::read(file).ok()?).ok()?;
+        (found.key == key && found.any_works()).then_some(found)
+    }
+
+    /// Keeps what was found, when it is of use to the next one.
+    fn keep(&self, file: &Path) {
+        if self.any_works()
+            && let Ok(text) = serde_json::to_vec(self)
+        {
+            // Only to save the next one the trying.
+            let _ = std::fs::write(file, text);
+        }
     }
 
     /// The best way that works, of the runtime that is wanted; and why, when that is not the first choice.
@@ -333,6 +349,22 @@ mod tests {
         (none.crun, none.runc) = (None, None);
         assert!(none.choose(None).unwrap_err().to_string().contains("apt install"));
         assert!(none.choose(Some(Name::Crun)).unwrap_err().to_string().contains("crun is not installed"));
+    }
+
+    #[test]
+    fn what_failed_altogether_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("runtimes.json");
+        let failed = found(&[(WAYS[0], Some("no")), (WAYS[1], Some("no"))]);
+        failed.keep(&file);
+        assert!(!file.exists());
+        // As a version before this one kept it.
+        std::fs::write(&file, serde_json::to_vec(&failed).unwrap()).unwrap();
+        assert_eq!(Found::kept(&file, ""), None);
+        let works = found(&[(WAYS[0], Some("no")), (WAYS[1], None)]);
+        works.keep(&file);
+        assert_eq!(Found::kept(&file, ""), Some(works));
+        assert_eq!(Found::kept(&file, "another"), None);
     }
 
     #[test]
