@@ -1,5 +1,6 @@
 //! Where things are: the root directory (the store and the cache, kept) and the state directory (socket, locks,
-//! leases and log, gone with a reboot). Made with mode 0700; a state directory of somebody else is refused.
+//! leases and log, gone with a reboot). Made with mode 0700; directories of somebody else are refused, to root as well:
+//! their owner could put other files in the place of what is trusted here.
 
 use crate::failure::Failure;
 use anyhow::Context;
@@ -112,6 +113,11 @@ impl Dirs {
         self.root.join("daemon.lock")
     }
 
+    /// Mounts of daemons that were killed, which could not be taken away yet.
+    pub fn lost(&self) -> PathBuf {
+        self.state.join("lost.json")
+    }
+
     /// The leases.
     pub fn leases(&self) -> PathBuf {
         self.state.join("leases.json")
@@ -156,28 +162,42 @@ pub fn private_dir(path: &Path, what: &str) -> anyhow::Result<PathBuf> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let dir = rustix::fs::open(&path, flags, Mode::empty())
         .with_context(|| format!("{what} directory {}", path.display()))?;
-    let meta = std::fs::File::from(dir).metadata()?;
+    let dir = std::fs::File::from(dir);
+    let meta = dir.metadata()?;
     let me = rustix::process::geteuid().as_raw();
-    if meta.uid() != me && me != 0 {
+    if meta.uid() != me {
         return Err(Failure::unavailable(format!(
-            "{what} directory {} belongs to user {}, not to you; name another one with --{what}",
+            "{what} directory {} belongs to user {}, not to you (user {me}); name another one with --{what}",
             path.display(),
             meta.uid()
         ))
         .into());
     }
     if what == "state" && meta.mode() & 0o077 != 0 {
-        if meta.mode() & 0o022 != 0 && meta.uid() != me {
-            return Err(Failure::unavailable(format!(
-                "state directory {} can be written by others; chmod 700 it or name another one with --state",
+        if let Some(other) = foreign_name(&path)? {
+            return Err(Failure::usage(format!(
+                "state directory {} is open to others and holds other things ({other:?}); name one that is lazyroot's alone with --state, or chmod 700 it",
                 path.display()
             ))
             .into());
         }
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        dir.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700))
             .with_context(|| format!("cannot make {} private", path.display()))?;
     }
     Ok(path)
+}
+
+/// A name in a directory that shows that it is no state directory of ours; none when it is empty or is one.
+fn foreign_name(dir: &Path) -> anyhow::Result<Option<OsString>> {
+    let mut foreign = None;
+    for entry in std::fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let name = entry?.file_name();
+        if ["daemon.lock", "roots"].iter().any(|ours| name == *ours) {
+            return Ok(None);
+        }
+        foreign.get_or_insert(name);
+    }
+    Ok(foreign)
 }
 
 #[cfg(test)]
@@ -220,5 +240,37 @@ mod tests {
         std::fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         private_dir(&dir, "state").unwrap();
         assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_directory_that_others_use_is_not_closed_to_them() {
+        let tmp = tempfile::tempdir().unwrap();
+        let set = |mode| std::fs::set_permissions(tmp.path(), std::os::unix::fs::PermissionsExt::from_mode(mode));
+        let mode = || std::fs::metadata(tmp.path()).unwrap().mode() & 0o7777;
+        std::fs::write(tmp.path().join("somebody's"), b"").unwrap();
+        set(0o1777).unwrap();
+        let error = private_dir(tmp.path(), "state").unwrap_err();
+        assert!(error.to_string().contains("somebody's") && error.to_string().contains("--state"), "{error}");
+        assert_eq!(mode(), 0o1777);
+        // One that a daemon has had is a state directory.
+        std::fs::write(tmp.path().join("daemon.lock"), b"").unwrap();
+        private_dir(tmp.path(), "state").unwrap();
+        assert_eq!(mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn priv_directories_of_others_are_refused_to_root_as_well() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            println!("SKIP priv_directories_of_others_are_refused_to_root_as_well: not root");
+            return;
+        }
+        for what in ["root", "state"] {
+            let tmp = tempfile::tempdir().unwrap();
+            private_dir(tmp.path(), what).unwrap();
+            std::os::unix::fs::chown(tmp.path(), Some(65534), Some(65534)).unwrap();
+            let error = private_dir(tmp.path(), what).unwrap_err();
+            assert!(error.to_string().contains("belongs to user 65534"), "{error}");
+            assert_eq!(crate::errors::kind_of(&error), crate::failure::Kind::Unavailable);
+        }
     }
 }
