@@ -92,6 +92,83 @@ pub fn is_ours(entry: &Entry) -> bool {
     }
 }
 
+/// A mount that was found at a path. It is checked through a descriptor of its own, and what is unmounted is what was
+/// checked: whoever owns a directory on its path can put something else there meanwhile.
+#[derive(Debug)]
+pub struct Mounted {
+    /// Where.
+    pub path: PathBuf,
+    /// What mountinfo says of it.
+    pub entry: Entry,
+    parent: OwnedFd,
+    name: OsString,
+    fd: OwnedFd,
+}
+
+impl Mounted {
+    /// Opens the topmost mount at exactly `path`, which is absolute; none when nothing is mounted there. No symlink is
+    /// followed as the last component.
+    pub fn open(path: &Path) -> std::io::Result<Option<Mounted>> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(parent, flags, Mode::empty()).and_then(|parent| {
+            Ok((rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?, parent))
+        });
+        let (fd, parent) = match opened {
+            Ok(opened) => opened,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let entry = procscan::mount_of(fd.as_fd())?.filter(|e| e.mount_point == path);
+        Ok(entry.map(|entry| Mounted { path: path.to_owned(), entry, parent, name: name.to_owned(), fd }))
+    }
+
+    /// The path by its parent directory as it was opened.
+    fn below_parent(parent: &OwnedFd, name: &OsStr) -> PathBuf {
+        sys::mount::fd_path(parent.as_fd()).join(name)
+    }
+
+    /// Detaches it now, used or not; what somebody mounts on top of it meanwhile goes first.
+    pub fn detach(self) -> std::io::Result<()> {
+        sys::mount::unmount_fd(self.fd.as_fd(), UnmountFlags::DETACH)
+    }
+
+    /// Unmounts it; an error when it is in use.
+    pub fn unmount(self) -> std::io::Result<()> {
+        // A descriptor is a use.
+        drop(self.fd);
+        sys::mount::unmount(&Self::below_parent(&self.parent, &self.name), UnmountFlags::NOFOLLOW)
+    }
+
+    /// Takes exactly this mount away if nobody uses it; `false`: somebody does, or it is another one by now.
+    pub fn unmount_unused(self) -> std::io::Result<bool> {
+        let Mounted { path, entry, parent, name, fd } = self;
+        drop(fd);
+        // The kernel's own check. The first such call unmounts nothing: it leaves a mark that any use takes away.
+        let flags = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
+        match sys::mount::unmount(&Self::below_parent(&parent, &name), flags) {
+            Ok(()) => return Ok(true),
+            Err(e) => match Errno::from_io_error(&e) {
+                Some(Errno::AGAIN) => {}
+                Some(Errno::BUSY) => return Ok(false),
+                _ => return Err(e),
+            },
+        }
+        let now = Mounted::open(&path)?.filter(|now| {
+            // Numbers are used again, sources are not.
+            let what = |e: &Entry| (e.id, e.dev, e.source.clone(), e.fstype.clone());
+            what(&now.entry) == what(&entry)
+        });
+        let Some(now) = now else { return Ok(false) };
+        // Copies of it in other namespaces go with it.
+        let me = std::process::id() as i32;
+        if !procscan::users_of(procscan::dev_of(&entry), Some(&path), 1, Some(me)).is_empty() {
+            return Ok(false);
+        }
+        now.detach().map(|()| true)
+    }
+}
+
 /// What became of an unmount.
 #[derive(Debug)]
 pub struct Unmounted {
@@ -120,9 +197,10 @@ pub fn absolute_but_last(path: &Path) -> anyhow::Result<PathBuf> {
 pub fn unmount(path: &Path, lazy: bool, daemon: Option<i32>) -> anyhow::Result<Unmounted> {
     let path = absolute_but_last(path)?;
     let shown = path.display();
-    let Some(entry) = procscan::mounted_at(&path)? else {
+    let Some(mounted) = Mounted::open(&path).with_context(|| shown.to_string())? else {
         return Err(Failure::not_found(format!("nothing is mounted at {shown}")).into());
     };
+    let entry = mounted.entry.clone();
     if !is_ours(&entry) {
         return Err(Failure::usage(format!(
             "what is mounted at {shown} ({}) is not lazyroot's; use umount(8)",
@@ -130,8 +208,7 @@ pub fn unmount(path: &Path, lazy: bool, daemon: Option<i32>) -> anyhow::Result<U
         ))
         .into());
     }
-    let flags = UnmountFlags::NOFOLLOW | if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match sys::mount::unmount(&path, flags) {
+    match if lazy { mounted.detach() } else { mounted.unmount() } {
         Ok(()) => {}
         Err(e) => match Errno::from_io_error(&e) {
             Some(Errno::BUSY) => return Err(busy(&path, &entry, daemon).into()),
@@ -146,7 +223,7 @@ pub fn unmount(path: &Path, lazy: bool, daemon: Option<i32>) -> anyhow::Result<U
 }
 
 fn busy(path: &Path, entry: &Entry, daemon: Option<i32>) -> Failure {
-    let users = procscan::users_of(procscan::dev_of(entry), 8, daemon);
+    let users = procscan::users_of(procscan::dev_of(entry), Some(path), 8, daemon);
     let users: Vec<String> = users.iter().map(ToString::to_string).collect();
     let below = procscan::mounted_below(path).unwrap_or_default();
     let by = match (users.is_empty(), below.is_empty()) {
@@ -379,6 +456,53 @@ mod tests {
         assert_eq!(kind_of(&error), Kind::Busy);
         let target = Target::open(dir.path()).unwrap();
         assert_eq!(target.path, dir.path().canonicalize().unwrap());
+    }
+
+    #[test]
+    fn priv_what_is_unmounted_is_what_was_looked_at() {
+        if !may_mount() {
+            println!("SKIP priv_what_is_unmounted_is_what_was_looked_at: no right to mount");
+            return;
+        }
+        let tmp = tempfile::tempdir().unwrap();
+        let place = tmp.path().canonicalize().unwrap().join("m");
+        std::fs::create_dir(&place).unwrap();
+        let make = |name: &str| {
+            sys::mount::mount_legacy(Path::new(name), &place, "tmpfs", sys::mount::MountFlags::empty(), "size=1m")
+                .unwrap();
+        };
+        let there = || procscan::mounted_at(&place).unwrap().map(|e| e.source);
+        let open = || Mounted::open(&place).unwrap().unwrap();
+        assert!(Mounted::open(&place).unwrap().is_none());
+        // Between the look and the unmounting somebody puts another one in its place, or on top.
+        for instead in [true, false] {
+            make("first");
+            let first = open();
+            if instead {
+                sys::mount::unmount(&place, UnmountFlags::DETACH).unwrap();
+            }
+            make("second");
+            assert!(!first.unmount_unused().unwrap());
+            assert_eq!(there().as_deref(), Some(OsStr::new("second")));
+            sys::mount::unmount(&place, UnmountFlags::empty()).unwrap();
+        }
+        assert_eq!(there().as_deref(), Some(OsStr::new("first")));
+        // Only the one that was opened, not a copy of it elsewhere.
+        let (elsewhere, first) = (tmp.path().canonicalize().unwrap().join("n"), open());
+        std::fs::create_dir(&elsewhere).unwrap();
+        sys::mount::bind(&place, &elsewhere, false).unwrap();
+        first.detach().unwrap();
+        assert_eq!(there(), None);
+        assert_eq!(procscan::mounted_at(&elsewhere).unwrap().unwrap().source, "first");
+        sys::mount::unmount(&elsewhere, UnmountFlags::empty()).unwrap();
+        make("second");
+        // In use it stays, unused it goes.
+        let file = std::fs::File::create(place.join("f")).unwrap();
+        assert!(!open().unmount_unused().unwrap());
+        assert!(open().unmount().is_err());
+        drop(file);
+        assert!(open().unmount_unused().unwrap());
+        assert_eq!(there(), None);
     }
 
     #[test]

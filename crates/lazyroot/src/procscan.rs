@@ -7,6 +7,7 @@
 use crate::control::proto::Dev;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use sys::mountinfo::{self, Entry};
 
@@ -72,8 +73,9 @@ impl std::fmt::Display for User {
     }
 }
 
-/// The processes that keep the superblock `dev` busy, at most `limit`; not `skip`, the daemon, which holds its own mounts.
-pub fn users_of(dev: Dev, limit: usize, skip: Option<i32>) -> Vec<User> {
+/// The processes that keep the superblock `dev` busy, at most `limit`: any mount of it, or those `at` a path, in every
+/// namespace. Not `skip`, the daemon, which holds its own mounts.
+pub fn users_of(dev: Dev, at: Option<&Path>, limit: usize, skip: Option<i32>) -> Vec<User> {
     let mut users = Vec::new();
     let mut tables: BTreeMap<OsString, Vec<Entry>> = BTreeMap::new();
     for pid in pids() {
@@ -86,7 +88,8 @@ pub fn users_of(dev: Dev, limit: usize, skip: Option<i32>) -> Vec<User> {
         let Some(ns) = namespace_of(&pid.to_string()) else { continue };
         let table = tables.entry(ns).or_insert_with(|| mountinfo::of(pid).unwrap_or_default());
         let mounts: Vec<&Entry> = table.iter().filter(|e| dev_of(e) == dev).collect();
-        if let Some(how) = how_it_uses(pid, dev, &mounts) {
+        let mounts: Vec<&Entry> = mounts.into_iter().filter(|e| at.is_none_or(|at| e.mount_point == at)).collect();
+        if let Some(how) = how_it_uses(pid, dev, at, &mounts) {
             let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             users.push(User { pid, command: command.trim().to_owned(), how });
         }
@@ -94,7 +97,7 @@ pub fn users_of(dev: Dev, limit: usize, skip: Option<i32>) -> Vec<User> {
     users
 }
 
-fn how_it_uses(pid: i32, dev: Dev, mounts: &[&Entry]) -> Option<&'static str> {
+fn how_it_uses(pid: i32, dev: Dev, at: Option<&Path>, mounts: &[&Entry]) -> Option<&'static str> {
     let below = |link: &Path| mounts.iter().any(|m| link.starts_with(&m.mount_point));
     for how in ["cwd", "root", "exe"] {
         if let Ok(link) = std::fs::read_link(format!("/proc/{pid}/{how}"))
@@ -115,7 +118,8 @@ fn how_it_uses(pid: i32, dev: Dev, mounts: &[&Entry]) -> Option<&'static str> {
     }
     // Maps name the superblock itself, whatever the namespace.
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    maps.lines().any(|l| map_dev(l) == Some(dev)).then_some("map")
+    let there = |line: &str| at.and_then(Path::to_str).is_none_or(|at| line.contains(&format!(" {at}/")));
+    maps.lines().any(|l| map_dev(l) == Some(dev) && there(l)).then_some("map")
 }
 
 /// The `mnt_id` of an fdinfo file.
@@ -128,6 +132,14 @@ fn map_dev(line: &str) -> Option<Dev> {
     let (major, minor) = line.split_ascii_whitespace().nth(3)?.split_once(':')?;
     let number = |s| u32::from_str_radix(s, 16).ok();
     Some(Dev { major: number(major)?, minor: number(minor)? }).filter(|d| (d.major, d.minor) != (0, 0))
+}
+
+/// The mount that an open file is on, in this process's namespace. Asks its file system nothing, so a dead server does
+/// not matter.
+pub fn mount_of(fd: BorrowedFd<'_>) -> std::io::Result<Option<Entry>> {
+    let text = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_raw_fd()))?;
+    let id = mount_id(&text);
+    Ok(mountinfo::of_thread()?.into_iter().find(|e| Some(e.id) == id))
 }
 
 /// The topmost mount at exactly `target` in this process's namespace.
@@ -173,7 +185,17 @@ mod tests {
         let _open = std::fs::File::create(dir.path().join("f")).unwrap();
         let dev = Dev::from_st(std::os::unix::fs::MetadataExt::dev(&dir.path().metadata().unwrap()));
         let me = std::process::id() as i32;
-        assert!(users_of(dev, usize::MAX, None).iter().any(|u| u.pid == me));
-        assert!(!users_of(dev, usize::MAX, Some(me)).iter().any(|u| u.pid == me));
+        let mounts = mountinfo::of_self().unwrap();
+        let here = mounts.iter().filter(|m| dir.path().starts_with(&m.mount_point));
+        let point = here.max_by_key(|m| m.mount_point.components().count()).unwrap().mount_point.as_path();
+        for (at, skip, found) in [
+            (None, None, true),
+            (None, Some(me), false),
+            (Some(point), None, true),
+            // Another mount of the same superblock.
+            (Some(Path::new("/no/such/mount")), None, false),
+        ] {
+            assert_eq!(users_of(dev, at, usize::MAX, skip).iter().any(|u| u.pid == me), found, "{at:?} {skip:?}");
+        }
     }
 }

@@ -8,6 +8,9 @@ use crate::run::volume::Volume;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::path::PathBuf;
 
+/// Where help has the options of every command.
+const GLOBAL: &str = "Global options";
+
 /// Root filesystems that are there at once and load as they are read.
 #[derive(Debug, Parser)]
 #[command(
@@ -19,13 +22,13 @@ use std::path::PathBuf;
 pub struct Cli {
     /// Directory of the store and the cache [default: /var/lib/lazyroot, for ordinary users
     /// ~/.local/share/lazyroot; env: LAZYROOT_ROOT]
-    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
     /// Directory of the daemon's socket, leases and log [default: below /run; env: LAZYROOT_STATE]
-    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub state: Option<PathBuf>,
     /// Print JSON, one object a line
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     pub json: bool,
     /// What to do
     #[command(subcommand)]
@@ -46,7 +49,7 @@ pub enum Command {
         /// Its new name
         new: String,
     },
-    /// Remove images or containers
+    /// Remove images, containers or upper directories
     Rm(Rm),
     /// Remove objects that no image uses
     Gc,
@@ -89,6 +92,9 @@ pub enum Command {
         /// Containers too, also those that ended
         #[arg(short, long)]
         all: bool,
+        /// Instead: what was written on `mount --rw` and in containers, and is kept
+        #[arg(long, conflicts_with = "all")]
+        uppers: bool,
     },
     /// Show the daemon's counters
     Stats,
@@ -157,6 +163,9 @@ pub struct Rm {
     /// The names are containers
     #[arg(long)]
     pub container: bool,
+    /// The names are upper directories of `mount --rw`, which `ps --uppers` lists
+    #[arg(long, conflicts_with_all = ["container", "force"])]
+    pub upper: bool,
 }
 
 /// `ls`

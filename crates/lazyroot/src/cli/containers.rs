@@ -6,6 +6,7 @@ use super::mount::{ask, random_hex, restrict};
 use super::output::moment;
 use crate::control::client::Client;
 use crate::control::proto::{MountRequest, Reply, Request, Use};
+use crate::daemon::lost::{self, Lost};
 use crate::failure::Failure;
 use crate::mounts;
 use crate::paths::{Last, walk};
@@ -444,6 +445,27 @@ pub fn ps(context: &Context, all: bool) -> anyhow::Result<()> {
             moment(lease.since),
             lease.pid.to_string(),
             lease.container.clone().map_or_else(|| lease.target.clone(), |c| format!("container {c}")),
+        ]);
+    }
+    for Lost { daemon, lease } in lost::all(&context.dirs) {
+        if context.out.json {
+            let mut value = serde_json::to_value(&lease)?;
+            value["kind"] = json!("lost");
+            value["daemon"] = json!(daemon);
+            context.out.object(&value)?;
+            continue;
+        }
+        let way_out = match &lease.container {
+            Some(id) => format!("container {id}; `lazyroot rm --force --container {id}` ends it"),
+            None => format!("{}; `lazyroot umount --lazy` detaches it", lease.target),
+        };
+        rows.push(vec![
+            lease.image.clone(),
+            lease.shape.to_string(),
+            "lost".to_owned(),
+            moment(lease.since),
+            lease.pid.to_string(),
+            format!("{way_out}, its daemon was killed"),
         ]);
     }
     if !context.out.json {

@@ -38,6 +38,7 @@ pub fn command(context: &Context, command: &DaemonCommand) -> anyhow::Result<()>
         DaemonCommand::Stop { force } => stop(context, *force),
         DaemonCommand::Status => status(context),
         DaemonCommand::Run(options) => loop {
+            context.retry_lost()?;
             if let Some(recovered) = crate::daemon::recover::recover(&context.dirs)? {
                 context.tell(&recovered);
             }

@@ -1,8 +1,10 @@
 //! `doctor`: what this machine has, tried rather than guessed, and what follows.
 
 use super::output::Out;
+use crate::daemon::{lost, start};
 use crate::dirs::Dirs;
 use crate::errors;
+use crate::failure::Failure;
 use crate::front::{BlockFiles, BlockFilesOptions, Context as FrontContext};
 use crate::mounts;
 use crate::run::runtime::{self, Found, Name};
@@ -11,10 +13,14 @@ use image::erofs::{Options, Plan, Shape};
 use image::index::Index;
 use image::tree::Tree;
 use serde_json::json;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use store::{BlockSource, Done, Presence, ReadError, Request, Resolution};
 use sys::mount::{FsContext, MountAttrFlags};
+
+const FUSE: &str = "/dev/fuse";
+const FUSERMOUNT: &str = "fusermount3";
 
 /// How one thing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +38,7 @@ struct Finding {
     verdict: Verdict,
     detail: String,
     /// What follows, when it is not good.
-    follows: &'static str,
+    follows: String,
 }
 
 /// `doctor`
@@ -41,15 +47,15 @@ pub fn doctor(out: &Out, dirs: &Dirs) -> anyhow::Result<()> {
     for f in &findings {
         let (word, follows) = match f.verdict {
             Verdict::Good => ("ok", ""),
-            Verdict::Limited => ("limited", f.follows),
-            Verdict::Bad => ("missing", f.follows),
+            Verdict::Limited => ("limited", f.follows.as_str()),
+            Verdict::Bad => ("missing", f.follows.as_str()),
         };
         let value = json!({"what": f.what, "verdict": word, "detail": f.detail, "follows": follows});
         let follows = if follows.is_empty() { String::new() } else { format!("\n{:10}{follows}", "") };
         out.either(&value, format!("{word:9} {}: {}{follows}", f.what, f.detail))?;
     }
     if findings.iter().any(|f| f.verdict == Verdict::Bad) {
-        return Err(crate::failure::Failure::unavailable("images cannot be mounted on this machine, see above").into());
+        return Err(Failure::unavailable("images cannot be mounted on this machine, see above").into());
     }
     Ok(())
 }
@@ -63,6 +69,7 @@ fn examine(dirs: &Dirs) -> Vec<Finding> {
     } else {
         all.push(fusermount());
     }
+    all.extend(lost(dirs));
     all.push(directory("root directory", &dirs.root));
     all.push(directory("state directory", &dirs.state));
     all.push(namespaces());
@@ -73,6 +80,7 @@ fn examine(dirs: &Dirs) -> Vec<Finding> {
 }
 
 fn finding(what: &'static str, result: anyhow::Result<String>, otherwise: Verdict, follows: &'static str) -> Finding {
+    let follows = follows.to_owned();
     match result {
         Ok(detail) => Finding { what, verdict: Verdict::Good, detail, follows },
         Err(e) => Finding { what, verdict: otherwise, detail: errors::message(&e), follows },
@@ -109,20 +117,79 @@ fn privileges(root: bool) -> Finding {
     )
 }
 
+/// Whether the FUSE device can be used: what is in the way, and what to do about it.
+pub fn fuse_device(path: &Path) -> Result<(), (String, &'static str)> {
+    let Err(e) = std::fs::OpenOptions::new().read(true).write(true).open(path) else { return Ok(()) };
+    let shown = path.display();
+    Err(match e.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            let who = path.metadata().map_or_else(
+                |_| String::new(),
+                |m| format!(" (mode {:04o}, user {}, group {})", m.mode() & 0o7777, m.uid(), m.gid()),
+            );
+            // A device cgroup refuses root as well.
+            let advice = if sys::proc::is_root() {
+                "this container may not use the device: start it with --device /dev/fuse"
+            } else {
+                "have the administrator open it to users (chmod 666 /dev/fuse, for good by a udev rule), or run as root"
+            };
+            (format!("{shown} may not be opened by you{who}"), advice)
+        }
+        std::io::ErrorKind::NotFound => {
+            (format!("no {shown}"), "load the module (modprobe fuse); in a container start it with --device /dev/fuse")
+        }
+        _ => (format!("{shown}: {e}"), "this kernel has no FUSE (modprobe fuse?)"),
+    })
+}
+
+/// What an ordinary user needs for a mount.
+pub fn user_mounts() -> Result<(), Failure> {
+    if let Err((what, advice)) = fuse_device(Path::new(FUSE)) {
+        return Err(Failure::unavailable(format!("{what}; {advice}")));
+    }
+    if runtime::in_path(FUSERMOUNT).is_none() {
+        let advice = "an ordinary user mounts through it; install it (apt install fuse3)";
+        return Err(Failure::unavailable(format!("{FUSERMOUNT} is not installed; {advice}")));
+    }
+    Ok(())
+}
+
 fn fuse() -> Finding {
-    let result = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").context("/dev/fuse");
-    finding(
-        "FUSE",
-        result.map(|_| "/dev/fuse opens".to_owned()),
-        Verdict::Bad,
-        "nothing can be mounted (modprobe fuse?)",
-    )
+    let (result, follows) = match fuse_device(Path::new(FUSE)) {
+        Ok(()) => (Ok(format!("{FUSE} opens")), ""),
+        Err((what, advice)) => (Err(anyhow::anyhow!(what)), advice),
+    };
+    Finding { follows: format!("nothing can be mounted; {follows}"), ..finding("FUSE", result, Verdict::Bad, "") }
 }
 
 fn fusermount() -> Finding {
     let result =
-        runtime::in_path("fusermount3").map(|p| p.display().to_string()).context("not installed (apt install fuse3)");
-    finding("fusermount3", result, Verdict::Bad, "an ordinary user cannot mount anything without it")
+        runtime::in_path(FUSERMOUNT).map(|p| p.display().to_string()).context("not installed (apt install fuse3)");
+    finding(FUSERMOUNT, result, Verdict::Bad, "an ordinary user cannot mount anything without it")
+}
+
+/// What a daemon that was killed has left.
+fn lost(dirs: &Dirs) -> Option<Finding> {
+    let lost = lost::all(dirs);
+    let unclean = dirs.leases().exists() && start::holder(dirs).is_ok_and(|h| h.is_none());
+    if lost.is_empty() && !unclean {
+        return None;
+    }
+    let mut detail = match lost.len() {
+        0 => String::new(),
+        1 => "1 mount has lost its daemon: ".to_owned(),
+        n => format!("{n} mounts have lost their daemon: "),
+    };
+    detail += &lost.iter().map(|l| l.lease.target.as_str()).collect::<Vec<_>>().join(", ");
+    if unclean {
+        detail += if lost.is_empty() { "the daemon was killed" } else { "; another daemon was killed" };
+    }
+    let follows = if lost.is_empty() {
+        "the next command that needs it says which mounts were lost, and takes away those that nobody uses"
+    } else {
+        "uncached reads fail there; they go when nobody uses them any more, `lazyroot umount --lazy DIR` detaches them"
+    };
+    Some(finding("mounts", Err(anyhow::anyhow!(detail)), Verdict::Limited, follows))
 }
 
 /// A layout whose data is only holes.
@@ -268,7 +335,7 @@ fn namespaces() -> Finding {
 
 fn runtimes(dirs: &Dirs, root: bool) -> Vec<Finding> {
     let (kind, _) = runtime::hierarchy();
-    let groups = Finding { what: "cgroups", verdict: Verdict::Good, detail: kind.to_string(), follows: "" };
+    let groups = Finding { what: "cgroups", verdict: Verdict::Good, detail: kind.to_string(), follows: String::new() };
     let mut all = vec![groups];
     let found = if root && dirs.state.is_dir() { Found::look(&dirs.state) } else { Err(anyhow::anyhow!("not tried")) };
     for name in [Name::Crun, Name::Runc] {
@@ -321,7 +388,7 @@ fn newer() -> Vec<Finding> {
             what,
             verdict: if there { Verdict::Good } else { Verdict::Limited },
             detail: if there { "there; not used yet".into() } else { "not in this kernel, or switched off".into() },
-            follows,
+            follows: follows.to_owned(),
         })
         .collect()
 }
@@ -345,6 +412,22 @@ mod tests {
         assert!(findings.len() >= 10);
         assert!(!dirs.root.exists() && !dirs.state.exists(), "looking makes nothing");
         assert!(findings.iter().all(|f| !f.detail.is_empty()));
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_used_is_explained() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("fuse");
+        let (what, advice) = fuse_device(&path).unwrap_err();
+        assert!(what.starts_with("no ") && advice.contains("modprobe"), "{what}; {advice}");
+        std::fs::write(&path, b"").unwrap();
+        fuse_device(&path).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
+        if !sys::proc::is_root() {
+            let (what, advice) = fuse_device(&path).unwrap_err();
+            assert!(what.contains("mode 0000") && advice.contains("chmod 666"), "{what}; {advice}");
+            assert!(!advice.contains("modprobe"));
+        }
     }
 
     #[test]

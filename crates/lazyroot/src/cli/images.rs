@@ -158,7 +158,9 @@ pub fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<()> {
     let store = context.store()?;
     let mut first_error = None;
     for name in &args.names {
-        let removed = if args.container {
+        let removed = if args.upper {
+            super::uppers::remove(context, name)
+        } else if args.container {
             super::containers::remove(context, name, args.force)
         } else {
             rm_one(context, &store, name, args.force)

@@ -10,9 +10,10 @@ pub mod mount;
 pub mod output;
 pub mod progress;
 pub mod tar;
+pub mod uppers;
 
 use crate::control::client::Client;
-use crate::daemon::{recover::Recovered, start};
+use crate::daemon::{lost, recover::Recovered, start};
 use crate::dirs::{self, Dirs, Surroundings};
 use crate::errors;
 use crate::failure::{Failure, Kind};
@@ -40,12 +41,22 @@ impl Context {
 
     /// The daemon, started when there is none.
     pub fn daemon(&self) -> anyhow::Result<Client> {
+        self.retry_lost()?;
         start::connect_or_start(&self.dirs, &DaemonOptions::default(), &|r| self.tell(r))
     }
 
     /// The daemon if it runs.
     pub fn running_daemon(&self) -> anyhow::Result<Option<Client>> {
+        self.retry_lost()?;
         start::connect(&self.dirs, &|r| self.tell(r))
+    }
+
+    /// Takes away what earlier daemons left, where that has become possible.
+    pub fn retry_lost(&self) -> anyhow::Result<()> {
+        if let Some(recovered) = lost::retry(&self.dirs)? {
+            self.tell(&recovered);
+        }
+        Ok(())
     }
 
     /// What happened to a daemon that died.
@@ -139,7 +150,8 @@ fn dispatch(context: &Context, command: Command) -> anyhow::Result<()> {
         Command::Mount(args) => mount::mount(context, &args),
         Command::Umount { dirs, lazy } => mount::umount(context, &dirs, lazy),
         Command::Run(args) => containers::run(context, args),
-        Command::Ps { all } => containers::ps(context, all),
+        Command::Ps { uppers: true, .. } => uppers::list(context),
+        Command::Ps { all, .. } => containers::ps(context, all),
         Command::Stats => daemon::stats(context),
         Command::Logs { lines } => daemon::logs(context, lines),
         Command::Daemon(command) => daemon::command(context, &command),

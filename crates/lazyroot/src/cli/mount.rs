@@ -3,6 +3,7 @@
 use super::Context;
 use super::args;
 use super::output::span;
+use super::uppers;
 use crate::control::client::Client;
 use crate::control::proto::{MountRequest, Reply, Request, Shape, Top, Use};
 use crate::dirs::private_dir;
@@ -53,6 +54,12 @@ pub fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<()> {
         return user_mount(context, args, &name.to_string(), &record.index.to_hex(), &target.path, began);
     }
     let shown = target.path.to_str().with_context(|| format!("{} is not UTF-8", target.path.display()))?.to_owned();
+    // Before anything is asked for: what cannot be has to leave nothing.
+    let upper = match (args.rw, &args.upper) {
+        (false, _) => None,
+        (true, Some(id)) => Some(uppers::taken_up(context, id, &record.index.to_hex())?),
+        (true, None) => Some(uppers::made(context, &name.to_string(), &record.index.to_hex())?),
+    };
     let mut client = context.daemon()?;
     let request = MountRequest {
         index: record.index.to_hex(),
@@ -63,30 +70,30 @@ pub fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<()> {
         suid: args.suid,
         dev: args.dev,
     };
-    let handed = ask(&mut client, request)?;
-    let (Handed { shape, why, shared, took, .. }, lease) = (&handed, handed.lease);
-    let (shape, why, shared, took) = (*shape, why.clone(), *shared, *took);
+    let Handed { lease, shape, why, shared, took, mount } = ask(&mut client, request)?;
     let mut top: Option<Top> = None;
-    let mut upper: Option<PathBuf> = None;
-    if args.rw {
-        let (id, base) = upper_base(context, args, &name.to_string(), &record.index.to_hex())?;
-        let reader = ImageReader::open_index(&store, &name.to_string(), &record.index)?;
-        let (upper_dir, work) = mounts::upper_dirs(&base, reader.index())?;
-        let place = private_dir(&context.dirs.state.join("lower"), "state")?;
-        let overlay = mounts::overlay(handed.mount, &upper_dir, &work, &place, &id)?;
-        restrict(&overlay.mount, args.suid, args.dev)?;
-        target.attach(overlay.mount.as_fd())?;
-        top = Some(overlay.top);
-        upper = Some(upper_dir);
-    } else {
-        target.attach(handed.mount.as_fd())?;
-    }
-    let upper_text = upper.as_ref().map(|u| u.display().to_string());
+    let mount = match &upper {
+        Some(upper) => {
+            let reader = ImageReader::open_index(&store, &name.to_string(), &record.index)?;
+            let (dir, work) = mounts::upper_dirs(&upper.base, reader.index())?;
+            let place = private_dir(&context.dirs.state.join("lower"), "state")?;
+            let overlay = mounts::overlay(mount, &dir, &work, &place, &uppers::label(&upper.id)?)?;
+            restrict(&overlay.mount, args.suid, args.dev)?;
+            top = Some(overlay.top);
+            overlay.mount
+        }
+        None => mount,
+    };
+    target.attach(mount.as_fd())?;
+    let upper_text = upper.as_ref().map(|u| u.base.join("upper").display().to_string());
     let attached = Request::Attached { lease, target: shown.clone(), top, upper: upper_text.clone(), container: None };
     if let Err(e) = client.ask(&attached) {
         // Nobody knows of it, and most likely nobody serves it.
-        let _ = sys::mount::unmount(&target.path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH);
+        let _ = sys::mount::unmount_fd(mount.as_fd(), UnmountFlags::DETACH);
         return Err(e);
+    }
+    if let Some(upper) = upper {
+        upper.keep();
     }
     if context.out.json {
         context.out.object(&json!({"image": name.to_string(), "target": shown, "shape": shape, "why": why,
@@ -118,50 +125,6 @@ pub fn restrict(mount: &OwnedFd, suid: bool, dev: bool) -> anyhow::Result<()> {
         .context("restricting the overlay")
 }
 
-/// The directory of a writable mount, new or taken up again; and its identifier.
-fn upper_base(context: &Context, args: &args::Mount, image: &str, index: &str) -> anyhow::Result<(String, PathBuf)> {
-    let all = private_dir(&context.dirs.uppers(), "root")?;
-    let note = |base: &Path| base.join("image.json");
-    if let Some(id) = &args.upper {
-        if id.is_empty() || !id.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) || id.starts_with('.')
-        {
-            return Err(Failure::usage(format!("--upper {id:?} is not an identifier that `mount --rw` gave")).into());
-        }
-        let base = all.join(id);
-        let text = std::fs::read(note(&base))
-            .map_err(|_| Failure::not_found(format!("no upper directory {}", base.display())))?;
-        let value: serde_json::Value =
-            serde_json::from_slice(&text).with_context(|| note(&base).display().to_string())?;
-        if value["index"] != *index {
-            return Err(Failure::usage(format!(
-                "{} belongs to another image ({}); an overlay needs the image that it was made on",
-                base.display(),
-                value["image"].as_str().unwrap_or("unknown")
-            ))
-            .into());
-        }
-        return Ok((id.clone(), base));
-    }
-    let stem: String =
-        image.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).take(60).collect();
-    let stem = stem.trim_start_matches('.');
-    for _ in 0..100 {
-        let id = format!("{stem}-{}", random_hex(4)?);
-        let base = all.join(&id);
-        match std::fs::create_dir(&base) {
-            Ok(()) => {
-                let text = json!({"version": 1, "image": image, "index": index});
-                std::fs::write(note(&base), text.to_string())
-                    .map_err(|e| store::StoreError::io("write", note(&base), e))?;
-                return Ok((id, base));
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(store::StoreError::io("create", &base, e).into()),
-        }
-    }
-    anyhow::bail!("no free name for an upper directory in {}", all.display())
-}
-
 /// So many random bytes, as text.
 pub fn random_hex(bytes: usize) -> anyhow::Result<String> {
     let mut buf = vec![0u8; bytes];
@@ -188,6 +151,7 @@ fn user_mount(
         .into());
     }
     let shown = target.to_str().with_context(|| format!("{} is not UTF-8", target.display()))?;
+    super::doctor::user_mounts()?;
     let mut client = context.daemon()?;
     let served =
         client.ask(&Request::Serve { index: index.to_owned(), image: image.to_owned(), target: shown.to_owned() })?;
@@ -208,6 +172,8 @@ fn user_mount(
 /// `umount`
 pub fn umount(context: &Context, targets: &[PathBuf], lazy: bool) -> anyhow::Result<()> {
     let mut failed = None;
+    // A daemon that cannot be told is a reason to do nothing, not to complain afterwards.
+    drop(Client::connect_to(&context.dirs)?);
     let daemon = crate::daemon::start::holder_pid(&context.dirs);
     for dir in targets {
         match mounts::unmount(dir, lazy, daemon) {

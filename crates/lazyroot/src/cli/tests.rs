@@ -83,3 +83,26 @@ fn nonsense_is_refused() {
         assert!(parse(line).is_err(), "{line}");
     }
 }
+
+#[test]
+fn help_keeps_a_commands_own_options_apart_from_global_ones() {
+    fn check(command: &mut clap::Command, count: &mut usize) {
+        let help = command.render_long_help().to_string();
+        let (own, global) = help.split_once("Global options:").unwrap_or_else(|| panic!("{help}"));
+        for option in ["--root <DIR>", "--state <DIR>", "--json"] {
+            assert!(!own.contains(option) && global.contains(option), "{help}");
+        }
+        *count += 1;
+        for below in command.get_subcommands_mut().filter(|c| c.get_name() != "help") {
+            check(below, count);
+        }
+    }
+    let mut command = Cli::command();
+    command.build();
+    let mut count = 0;
+    check(&mut command, &mut count);
+    assert!(count > 25, "{count}");
+    let mut mount = command.find_subcommand("mount").unwrap().clone();
+    let help = mount.render_help().to_string();
+    assert!(help.find("--rw").unwrap() < help.find("Global options:").unwrap(), "{help}");
+}

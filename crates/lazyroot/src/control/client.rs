@@ -144,12 +144,16 @@ mod tests {
 
     /// Something that is greeted once at `path`, answers with `version`, and goes away.
     fn daemon_of_version(path: &Path, version: u32) -> std::thread::JoinHandle<()> {
+        daemon_that_says(path, version, None)
+    }
+
+    fn daemon_that_says(path: &Path, version: u32, root: Option<String>) -> std::thread::JoinHandle<()> {
         let listener = listen(path).unwrap();
         std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let (request, _): (Request, _) = wire::recv(&stream).unwrap();
             assert_eq!(request, Request::Hello { version: VERSION });
-            wire::send(&stream, &Reply::Hello { version, pid: 42, root: None }, &[]).unwrap();
+            wire::send(&stream, &Reply::Hello { version, pid: 42, root }, &[]).unwrap();
         })
     }
 
@@ -177,6 +181,29 @@ mod tests {
             assert!(error.to_string().contains("process 42"), "{error}");
             assert!(!crate::errors::is_broken_pipe(&error));
             assert_eq!(crate::errors::kind_of(&error), Kind::Unavailable);
+        }
+    }
+
+    #[test]
+    fn a_daemon_of_another_root_is_refused_with_a_message() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dirs = Dirs { root: tmp.path().join("mine"), state: tmp.path().to_owned() };
+        std::fs::create_dir(&dirs.root).unwrap();
+        let mine = dirs.root.canonicalize().unwrap().display().to_string();
+        for (served, refused) in [(Some("/theirs".to_owned()), true), (Some(mine), false), (None, false)] {
+            let _ = std::fs::remove_file(dirs.socket());
+            let server = daemon_that_says(&dirs.socket(), VERSION, served.clone());
+            match Client::connect_to(&dirs) {
+                Ok(client) => assert!(client.is_some() && !refused, "{served:?}"),
+                Err(e) => {
+                    assert!(refused, "{e}");
+                    assert_eq!(crate::errors::kind_of(&e), Kind::Busy);
+                    for word in ["process 42", "/theirs", dirs.root.to_str().unwrap(), "--state"] {
+                        assert!(e.to_string().contains(word), "no {word} in {e}");
+                    }
+                }
+            }
+            server.join().unwrap();
         }
     }
 

@@ -49,11 +49,16 @@ impl LeaseFile {
 
     /// Replaces the file.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
-        let tmp = path.with_extension("json.tmp");
-        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&tmp)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        std::fs::rename(&tmp, path)
+        replace(path, self)
     }
+}
+
+/// Replaces a JSON file by a rename. One writer at a time.
+pub(super) fn replace(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
+    let tmp = path.with_extension("json.tmp");
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&tmp)?;
+    file.write_all(&serde_json::to_vec(content)?)?;
+    std::fs::rename(&tmp, path)
 }
 
 /// This boot's identifier; empty when the kernel does not tell.

@@ -5,12 +5,13 @@
 //! slow read costs no client an answer.
 //!
 //! Failure model: killed, it leaves mounts whose uncached parts fail (ENOTCONN, EIO) and a lease file; [`recover`]
-//! cleans up with it. Asked to end while something is mounted, it goes on until that is gone.
+//! cleans up with it, and [`lost`] keeps what could not be cleaned up. Asked to end while something is mounted, it goes on until that is gone.
 
 pub mod force;
 pub mod images;
 pub mod leases;
 pub mod log;
+pub mod lost;
 pub mod push;
 pub mod recover;
 pub mod serve;

@@ -1,18 +1,21 @@
 //! After a daemon that was killed: says what was lost and takes away the mounts that nobody uses.
 //!
 //! What is taken away was recorded in the lease file *and* still has the device number and the source that were
-//! recorded, so nothing of anybody else's is touched. A mount that is in use stays: its cached part still works, and
-//! whoever uses it must decide.
+//! recorded, so nothing of anybody else's is touched; it is checked through a descriptor of the mount itself, and that
+//! one is detached, whatever its path leads to by then. A mount that is in use stays: its cached part still works, and
+//! whoever uses it must decide; [`lost`] keeps it on record.
 
 use super::leases::{LeaseFile, boot_id};
+use super::lost;
 use crate::control::proto::{Lease, Use};
 use crate::dirs::Dirs;
 use crate::lock::Lock;
+use crate::mounts::Mounted;
 use crate::procscan::{self, User, dev_of};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::path::Path;
-use sys::mount::UnmountFlags;
+use sys::mountinfo::Entry;
 
 /// Users of a mount that are named.
 const NAMED_USERS: usize = 8;
@@ -28,6 +31,8 @@ pub enum Fate {
     Busy(Vec<User>),
     /// It could not be taken away.
     Failed(String),
+    /// Not where it was recorded, but at another path or in another mount namespace: a process that sees it, and where.
+    Elsewhere(i32, String),
     /// Below a container, which goes on without its server.
     Container(String),
 }
@@ -35,8 +40,8 @@ pub enum Fate {
 /// What a dead daemon left.
 #[derive(Debug, Clone)]
 pub struct Recovered {
-    /// Its process.
-    pub pid: i32,
+    /// Its process; none when these are what earlier ones left, tried again.
+    pub pid: Option<i32>,
     /// Its mounts.
     pub mounts: Vec<(Lease, Fate)>,
 }
@@ -67,33 +72,40 @@ pub fn recover(dirs: &Dirs) -> anyhow::Result<Option<Recovered>> {
         }
         mounts.reverse();
     }
+    let is_left = |fate: &Fate| !matches!(fate, Fate::Unmounted | Fate::Gone);
+    let left = mounts.iter().filter(|(_, fate)| is_left(fate)).map(|(lease, _)| lease.clone());
+    lost::add(dirs, file.pid, left)?;
     std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
-    Ok(Some(Recovered { pid: file.pid, mounts }))
+    Ok(Some(Recovered { pid: Some(file.pid), mounts }))
 }
 
-fn fate_of(lease: &Lease) -> anyhow::Result<Fate> {
-    if let (Use::Run, Some(container)) = (lease.r#use, &lease.container) {
-        return Ok(Fate::Container(container.clone()));
-    }
+/// Takes a mount away that has no server any more, if nobody uses it; or says why not.
+pub(super) fn fate_of(lease: &Lease) -> anyhow::Result<Fate> {
     let (device, source) = match &lease.top {
         Some(top) => (top.device, top.source.as_str()),
         None => (lease.device, lease.source.as_str()),
     };
+    let is_it = |e: &Entry| dev_of(e) == device && e.source == *source;
     let target = Path::new(&lease.target);
-    let ours = procscan::mounted_at(target)?.filter(|e| dev_of(e) == device && e.source == *source);
-    if ours.is_none() {
-        return Ok(Fate::Gone);
-    }
-    match sys::mount::unmount(target, UnmountFlags::NOFOLLOW) {
-        Ok(()) => Ok(Fate::Unmounted),
-        Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
-            Ok(Fate::Busy(procscan::users_of(device, NAMED_USERS, None)))
-        }
+    let container = lease.container.as_ref().filter(|_| lease.r#use == Use::Run);
+    let found = if container.is_some() { None } else { Mounted::open(target)?.filter(|m| is_it(&m.entry)) };
+    let Some(mounted) = found else {
+        let seen = procscan::namespaces(None).into_iter().find_map(|space| {
+            let entry = space.mounts.into_iter().find(is_it)?;
+            Some((space.pid, entry.mount_point.display().to_string()))
+        });
+        return Ok(match (seen, container) {
+            (None, _) => Fate::Gone,
+            (Some(_), Some(container)) => Fate::Container(container.clone()),
+            (Some((pid, at)), None) => Fate::Elsewhere(pid, at),
+        });
+    };
+    let busy = || Fate::Busy(procscan::users_of(device, Some(target), NAMED_USERS, None));
+    match mounted.unmount_unused() {
+        Ok(true) => Ok(Fate::Unmounted),
+        Ok(false) => Ok(busy()),
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && lease.r#use == Use::User => {
-            Ok(match crate::mounts::fusermount(target, false) {
-                Ok(()) => Fate::Unmounted,
-                Err(_) => Fate::Busy(procscan::users_of(device, NAMED_USERS, None)),
-            })
+            Ok(crate::mounts::fusermount(target, false).map_or_else(|_| busy(), |()| Fate::Unmounted))
         }
         Err(e) => Ok(Fate::Failed(e.to_string())),
     }
@@ -103,15 +115,18 @@ impl Recovered {
     /// For people.
     pub fn text(&self) -> String {
         let count = self.mounts.len();
-        let mut text = format!("the daemon (process {}) was killed; ", self.pid);
-        if count == 0 {
-            text += "nothing was mounted";
-            return text;
-        }
-        text += &format!("{count} {} lost:", if count == 1 { "mount was" } else { "mounts were" });
+        let mut text = match self.pid {
+            Some(pid) if count == 0 => return format!("the daemon (process {pid}) was killed; nothing was mounted"),
+            Some(pid) => {
+                let what = if count == 1 { "mount was" } else { "mounts were" };
+                format!("the daemon (process {pid}) was killed; {count} {what} lost:")
+            }
+            None => "of what an earlier daemon left when it was killed:".to_owned(),
+        };
         for (lease, fate) in &self.mounts {
             let users = |users: &[User]| users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let what = match fate {
+                Fate::Unmounted if self.pid.is_none() => "unmounted, nobody uses it any more".to_owned(),
                 Fate::Unmounted => "unmounted, nobody used it".to_owned(),
                 Fate::Gone => "was unmounted already".to_owned(),
                 Fate::Busy(by) if by.is_empty() => {
@@ -123,6 +138,9 @@ impl Recovered {
                     lease.target
                 ),
                 Fate::Failed(e) => format!("could not be unmounted: {e}"),
+                Fate::Elsewhere(pid, at) => {
+                    format!("process {pid} sees it at {at}; uncached reads fail, and it is not touched there")
+                }
                 Fate::Container(id) => {
                     format!(
                         "below container {id}, whose uncached reads fail; `lazyroot rm --force --container {id}` ends it"
@@ -145,6 +163,7 @@ impl Recovered {
                     Fate::Gone => "gone",
                     Fate::Busy(_) => "busy",
                     Fate::Failed(_) => "failed",
+                    Fate::Elsewhere(..) => "elsewhere",
                     Fate::Container(_) => "container",
                 };
                 json!({"target": lease.target, "image": lease.image, "shape": lease.shape, "fate": fate})
@@ -187,7 +206,7 @@ mod tests {
         assert!(recover(&dirs).unwrap().is_none(), "a daemon lives");
         drop(held);
         let got = recover(&dirs).unwrap().unwrap();
-        assert_eq!((got.pid, got.mounts.len()), (77, 1));
+        assert_eq!((got.pid, got.mounts.len()), (Some(77), 1));
         assert_eq!(got.mounts[0].1, Fate::Gone);
         assert!(got.text().contains("1 mount was lost:\n  /proc (a:latest, erofs)"));
         assert!(recover(&dirs).unwrap().is_none());

@@ -322,7 +322,9 @@ impl Daemon {
                 for lease in leases {
                     let device = lease.top.as_ref().map_or(lease.device, |t| t.device);
                     let me = std::process::id() as i32;
-                    let users = procscan::users_of(device, NAMED_USERS, Some(me));
+                    // A container has its root elsewhere than where it was made.
+                    let at = lease.container.is_none().then_some(Path::new(&lease.target));
+                    let users = procscan::users_of(device, at, NAMED_USERS, Some(me));
                     let users: Vec<String> = users.iter().map(ToString::to_string).collect();
                     let users = if users.is_empty() { "nobody at the moment".to_owned() } else { users.join(", ") };
                     self.log.info(format_args!("{} at {} is used by {users}", lease.image, lease.target));

@@ -21,7 +21,7 @@ fn nothing_left(lab: &Lab) {
         assert!(left.is_empty(), "{left:?}");
     }
     assert!(lab.mounted().is_empty(), "{:?}", lab.mounted());
-    assert!(lab.leases().is_empty());
+    lab.no_leases();
 }
 
 #[test]
@@ -146,6 +146,10 @@ fn priv_what_stays_is_listed_and_removed() {
     assert_eq!(std::fs::read(upper.join("kept")).unwrap(), b"kept\n");
     assert!(lab.run(&["ps", "-a"]).ok().out.contains("exited (3)"));
     lab.run(&["run", "--name", "kept", "sys", "--", "sh"]).fails(125, &["exists"]);
+    let uppers = lab.run(&["--json", "ps", "--uppers"]).ok().json();
+    assert_eq!((uppers.len(), uppers[0]["container"].as_str()), (1, Some("kept")));
+    assert!(uppers[0]["bytes"].as_u64().unwrap() > 0);
+    lab.run(&["rm", "--upper", uppers[0]["id"].as_str().unwrap()]).fails(3, &[]);
     lab.run(&["rm", "kept"]).ok();
     nothing_left(&lab);
 
@@ -296,6 +300,27 @@ fn priv_the_timeline_tells_the_first_instruction() {
     };
     assert!(at("mounted") < at("first instruction"));
     assert!(at("command ended") - at("first instruction") >= 0.2, "{value}");
+    let marks = |value: &serde_json::Value| -> Vec<String> {
+        value["marks"].as_array().unwrap().iter().map(|m| m["what"].as_str().unwrap().to_owned()).collect()
+    };
+    let all = [
+        "image and configuration found",
+        "runtimes tried, once",
+        "runtime found",
+        "daemon answers",
+        "image mounted",
+        "writable overlay on top, configuration written",
+        "first instruction of the command",
+        "command ended",
+        "cleaned up",
+    ];
+    assert_eq!(marks(&value), all);
+    let seconds: Vec<f64> = value["marks"].as_array().unwrap().iter().map(|m| m["seconds"].as_f64().unwrap()).collect();
+    assert!(seconds.is_sorted(), "{seconds:?}");
+    let again = lab.run(&["run", "--rm", "--json", "--timeline", "sys", "--", "sh", "-c", ":"]).ok();
+    let line = again.err.lines().find(|l| l.contains("\"timeline\"")).unwrap();
+    let again = marks(&serde_json::from_str(line).unwrap());
+    assert_eq!(again, all.into_iter().filter(|m| *m != all[1]).collect::<Vec<_>>(), "tried once only");
     let loaded = &value["loaded"];
     assert!(loaded["files_read"].as_u64().unwrap() > 0 && loaded["files_read"].as_u64() <= loaded["files"].as_u64());
 }

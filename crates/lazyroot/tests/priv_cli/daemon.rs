@@ -55,7 +55,83 @@ fn priv_killed_it_is_missed_explained_and_replaced() {
     user.kill().unwrap();
     user.wait().unwrap();
     lab.run(&["umount", &idle]).ok();
-    assert!(lab.leases().is_empty());
+    lab.no_leases();
+}
+
+#[test]
+fn priv_a_mount_that_was_busy_when_its_daemon_died_is_not_forgotten() {
+    skip_if!("priv_a_mount_that_was_busy_when_its_daemon_died_is_not_forgotten", needs_mounts());
+    let lab = Lab::new();
+    lab.image("a");
+    let (one, two, moved) = (lab.point("one"), lab.point("two"), lab.point("moved"));
+    lab.run(&["mount", "a", &one]).ok();
+    lab.run(&["mount", "a", &two, "--as", "tree"]).ok();
+    lab.run(&["mount", "a", &moved]).ok();
+    let elsewhere = lab.point("elsewhere");
+    sys::mount::bind(Path::new(&moved), Path::new(&elsewhere), false).unwrap();
+    sys::mount::unmount(Path::new(&moved), sys::mount::UnmountFlags::empty()).unwrap();
+    let mut users = [&one, &two].map(|dir| Command::new("sleep").arg("1000").current_dir(dir).spawn().unwrap());
+    let pid = lab.daemon_pid();
+    kill(pid, Signal::KILL).wait(None).unwrap();
+    let shown = |words: &[&str]| {
+        let lost: Vec<_> = lab.leases().into_iter().filter(|l| l["kind"] == "lost").collect();
+        let targets: Vec<_> = lost.iter().map(|l| l["target"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(targets, words);
+        assert!(lost.iter().all(|l| l["daemon"].as_i64() == Some(pid.into())));
+    };
+    let told = lab.run(&["--json", "ps"]).ok();
+    assert!(told.err.contains("\"busy\""), "{}", told.err);
+    shown(&[&one, &two, &moved]);
+    let listed = lab.run(&["ps"]).ok();
+    assert!(!listed.err.contains("killed"), "said once: {}", listed.err);
+    for word in [&one, "lost", "--lazy"] {
+        assert!(listed.out.contains(word), "no {word} in {}", listed.out);
+    }
+    let doctor = lab.run(&["doctor"]).out;
+    assert!(doctor.contains("3 mounts have lost their daemon") && doctor.contains(&two), "{doctor}");
+    // A new daemon changes nothing about them, and they nothing about it.
+    let fresh = lab.point("fresh");
+    lab.run(&["mount", "a", &fresh]).ok();
+    shown(&[&one, &two, &moved]);
+    lab.run(&["umount", &fresh]).ok();
+
+    // The user is gone: the next command takes it away, and says so.
+    users[0].kill().unwrap();
+    users[0].wait().unwrap();
+    let told = lab.run(&["ps"]).ok().err;
+    assert!(told.contains(&one) && told.contains("unmounted, nobody uses it any more"), "{told}");
+    shown(&[&two, &moved]);
+    // Or somebody takes it away.
+    lab.run(&["umount", &two]).fails(4, &["in use", "sleep"]);
+    lab.run(&["umount", &two, "--lazy"]).ok();
+    shown(&[&moved]);
+    lab.run(&["umount", &elsewhere]).ok();
+    shown(&[]);
+    assert!(!lab.state.join("lost.json").exists());
+    assert!(lab.mounted().is_empty());
+    users[1].kill().unwrap();
+    users[1].wait().unwrap();
+}
+
+#[test]
+fn priv_a_daemon_of_another_root_is_left_alone() {
+    skip_if!("priv_a_daemon_of_another_root_is_left_alone", needs_mounts());
+    let lab = Lab::new();
+    lab.image("a");
+    let point = lab.point("m");
+    lab.run(&["mount", "a", &point]).ok();
+    let other = lab.path("other-root");
+    let with_other = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lazyroot"));
+        command.arg("--root").arg(&other).arg("--state").arg(&lab.state).args(args);
+        finish(command)
+    };
+    let (served, wanted) = (lab.root.to_str().unwrap(), other.to_str().unwrap());
+    for args in [&["ps"][..], &["stats"], &["daemon", "stop", "--force"], &["umount", &point]] {
+        with_other(args).fails(4, &[served, wanted, "--state", &lab.daemon_pid().to_string()]);
+        assert_eq!(lab.mounted(), [Path::new(&point)], "{args:?}: it did it all the same");
+    }
+    assert_eq!(lab.leases().len(), 1);
 }
 
 #[test]
@@ -84,6 +160,9 @@ fn priv_asked_to_end_it_serves_until_the_last_mount_is_gone() {
         let log = lab.run(&["logs"]).ok().out;
         log.contains("1 mounts are in use") && log.contains(&format!("{} (sleep, cwd)", user.id()))
     });
+    let log = lab.run(&["logs"]).ok().out;
+    let named = log.lines().find(|l| l.contains("is used by")).unwrap();
+    assert!(!named.contains(&format!("{} (", lab.daemon_pid())), "it names itself: {named}");
     assert_eq!(std::fs::read(Path::new(&point).join("dir/big")).unwrap(), std::fs::read(tree.join("dir/big")).unwrap());
     lab.run(&["daemon", "stop"]).fails(4, &[&point, "--force"]);
     user.kill().unwrap();
@@ -222,7 +301,7 @@ fn priv_odd_clients_do_no_harm() {
     assert_eq!(fds.len(), 1);
     drop((stream, fds));
     eventually("the pending lease ends", || lab.run(&["logs"]).ok().out.contains("went away before attaching"));
-    assert!(lab.leases().is_empty());
+    lab.no_leases();
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Messages and exit codes.
 
 use crate::lab::{Lab, finish, needs_mounts, skip_if};
+use crate::nobody::Nobody;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
@@ -35,6 +36,37 @@ fn messages_say_what_where_and_what_to_do() {
     let done = lab.run(&["--json", "inspect", "nothing"]).fails(3, &[]);
     let error: serde_json::Value = serde_json::from_str(&done.err).unwrap();
     assert_eq!(error["code"], 3);
+    // What cannot be understood, too, wherever the option stands; on one line, without the help.
+    for args in [&["--json", "fly"][..], &["mount", "a", "--json"], &["--json"], &["images", "--json", "--no-such"]] {
+        let done = lab.run(args);
+        assert_eq!((done.code, done.out.as_str()), (2, ""), "{args:?}");
+        let error: serde_json::Value = serde_json::from_str(&done.err).unwrap_or_else(|e| panic!("{e}: {}", done.err));
+        assert_eq!(error["code"], 2);
+        assert!(!error["error"].as_str().unwrap().contains("Usage:"), "{error}");
+        assert_eq!(done.err.lines().count(), 1);
+    }
+    assert!(lab.run(&["run", "a", "x", "--", "--json"]).fails(2, &[]).err.contains("Usage:"), "the command's own");
+}
+
+#[test]
+fn priv_what_a_user_may_not_read_is_an_error_or_left_out() {
+    skip_if!("priv_what_a_user_may_not_read_is_an_error_or_left_out", Nobody::missing());
+    let user = Nobody::new("666");
+    let tree = user.path("tree");
+    std::fs::write(tree.join("secret"), b"x").unwrap();
+    std::fs::create_dir(tree.join("closed")).unwrap();
+    for name in ["secret", "closed"] {
+        std::fs::set_permissions(tree.join(name), std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+    }
+    let source = format!("dir:{}", tree.display());
+    user.run(&["import", &source, "t"]).fails(6, &["closed", "--skip-unreadable", "--exclude"]);
+    user.run(&["inspect", "t"]).fails(3, &[]);
+    let done = user.run(&["import", &source, "t", "--skip-unreadable"]).ok();
+    assert!(done.err.contains("2 files or directories may not be read"), "{}", done.err);
+    assert_eq!(user.run(&["ls", "t"]).ok().out, "f\n");
+    let report = user.run(&["--json", "import", &source, "t", "--skip-unreadable"]).ok().json().pop().unwrap();
+    assert_eq!(report["report"]["unreadable"], 2);
+    user.run(&["import", &source, "t", "--exclude", "closed", "--exclude", "secret"]).ok();
 }
 
 #[test]

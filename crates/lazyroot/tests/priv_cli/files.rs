@@ -24,7 +24,19 @@ fn images_are_read_without_daemon_and_mount() {
     assert_eq!((found["type"].as_str(), found["target"].as_str()), (Some("symlink"), Some("dir/deep/file")));
 
     lab.run(&["diff", "a", tree.to_str().unwrap()]).ok();
+    // `dir:` says that it is one, where a name may be either, from wherever it is typed.
+    std::fs::write(lab.path("a"), b"").unwrap();
+    let here = |args: &[&str]| {
+        let mut command = lab.command(args);
+        command.current_dir(&lab.dir);
+        finish(command)
+    };
+    here(&["diff", "a", "dir:tree-a"]).ok();
+    here(&["diff", "dir:tree-a", "a"]).ok();
+    here(&["diff", "a", "tree-a"]).fails(3, &["tree-a:latest"]);
+    here(&["diff", "a", "dir:no-such"]).fails(3, &["no directory no-such"]);
     std::fs::write(tree.join("small"), b"SMALL\n").unwrap();
+    here(&["diff", "a", "dir:tree-a"]).fails(1, &[]);
     std::fs::write(tree.join("added"), b"").unwrap();
     let diff = lab.run(&["diff", "a", tree.to_str().unwrap()]).fails(1, &[]).out;
     assert!(diff.contains("~ /small: content") && diff.contains("+ /added"), "{diff}");

@@ -162,6 +162,12 @@ impl Lab {
         all.into_iter().map(|e| e.mount_point).filter(|p| p.starts_with(&self.dir)).collect()
     }
 
+    /// No lease is left, at last: a mount namespace that somebody is just making holds copies of our mounts for a moment,
+    /// and those are leases.
+    pub fn no_leases(&self) {
+        eventually("no leases", || self.leases().is_empty());
+    }
+
     pub fn leases(&self) -> Vec<Value> {
         self.run(&["--json", "ps"]).ok().json()
     }

@@ -9,4 +9,5 @@ mod errors;
 mod files;
 mod lab;
 mod mounts;
+mod nobody;
 mod push;

@@ -1,11 +1,11 @@
 //! `mount`, `umount`, `ps`.
 
-use crate::lab::{Lab, finish, needs_mounts, skip_if};
+use crate::lab::{Lab, needs_mounts, skip_if};
+use crate::nobody::Nobody;
 use lazyroot::hostsnap::snapshot;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 fn same(a: &Path, b: &Path) {
     let differences = snapshot(a, true).unwrap().diff(&snapshot(b, true).unwrap());
@@ -50,7 +50,7 @@ fn priv_an_image_looks_like_its_source_in_every_shape_and_is_mounted_once() {
     assert_eq!(lab.leases().len(), 1);
     same(&tree, Path::new(&again));
     lab.run(&["umount", &again]).ok();
-    assert!(lab.leases().is_empty());
+    lab.no_leases();
     assert!(lab.mounted().is_empty());
     lab.run(&["daemon", "stop"]).ok();
     assert!(!lab.daemon_lives());
@@ -93,7 +93,7 @@ fn priv_a_writable_mount_keeps_its_changes() {
     let done = lab.run(&["--json", "umount", &point]).ok().json().remove(0);
     assert_eq!(done["upper"].as_str(), Some(upper.as_str()));
     let id = done["upper_id"].as_str().unwrap();
-    assert!(lab.leases().is_empty());
+    lab.no_leases();
     assert!(Path::new(&upper).join("dir/new").exists());
 
     lab.run(&["mount", "a", &point, "--rw", "--upper", id]).ok();
@@ -128,7 +128,7 @@ fn priv_umount_by_hand_is_noticed() {
     assert_eq!(leases.len(), 1);
     assert_eq!(leases[0]["target"].as_str(), Some(elsewhere.as_str()));
     lab.run(&["umount", &elsewhere]).ok();
-    assert!(lab.leases().is_empty());
+    lab.no_leases();
 }
 
 #[test]
@@ -140,7 +140,9 @@ fn priv_a_mount_in_use_is_not_taken_away_and_its_user_is_named() {
     lab.run(&["mount", "a", &point]).ok();
     let mut user = Command::new("sleep").arg("1000").current_dir(Path::new(&point).join("dir")).spawn().unwrap();
     let pid = user.id().to_string();
-    lab.run(&["umount", &point]).fails(4, &["in use", &pid, "sleep", "--lazy"]);
+    let said = lab.run(&["umount", &point]).fails(4, &["in use", &pid, "sleep", "--lazy"]).err;
+    // The daemon holds the mount as well, and ending it would help nobody.
+    assert!(!said.contains(&format!("{} (", lab.daemon_pid())), "{said}");
     lab.run(&["umount", &point, "--lazy"]).ok();
     assert!(lab.mounted().is_empty());
     user.kill().unwrap();
@@ -167,7 +169,7 @@ fn priv_many_at_once_get_one_superblock() {
     let mut args = vec!["umount".to_owned()];
     args.extend(points);
     lab.run(&args).ok();
-    assert!(lab.leases().is_empty());
+    lab.no_leases();
 }
 
 #[test]
@@ -191,78 +193,21 @@ fn priv_directories_of_a_writable_mount_keep_their_inode_numbers() {
     assert_eq!(before, after);
 }
 
-/// A process that holds a mount namespace.
-struct Namespace(Child);
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn priv_an_ordinary_user_mounts_a_tree() {
-    let missing =
-        ["fusermount3", "setpriv", "nsenter", "unshare"].iter().find(|n| lazyroot::run::runtime::in_path(n).is_none());
-    skip_if!(
-        "priv_an_ordinary_user_mounts_a_tree",
-        needs_mounts().or(missing.map(|n| format!("{n} is not installed")))
-    );
-    let lab = Lab::new();
-    let tree = lab.path("tree");
-    std::fs::create_dir(&tree).unwrap();
-    std::fs::write(tree.join("f"), b"content").unwrap();
-    // A copy that the user can reach and run, in a directory of the user's own.
-    let home = tempfile::Builder::new().prefix("lazyroot-user-").tempdir_in("/var/tmp").unwrap();
-    let program = home.path().join("lazyroot");
-    std::fs::copy(env!("CARGO_BIN_EXE_lazyroot"), &program).unwrap();
-    for dir in ["m", "tree"] {
-        std::fs::create_dir(home.path().join(dir)).unwrap();
-    }
-    std::fs::write(home.path().join("tree/f"), b"content").unwrap();
-    let chown = Command::new("chown").args(["-R", "65534:65534"]).arg(home.path()).status().unwrap();
-    assert!(chown.success());
-    // Where users may not open /dev/fuse, a mount namespace of the test's own has one that they may.
-    let device = home.path().join("fuse");
-    let script = "mknod -m 666 \"$0\" c 10 229 && mount --bind \"$0\" /dev/fuse && echo ready && exec sleep 600";
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "slave", "sh", "-c", script]).arg(&device).stdout(Stdio::piped());
-    let mut namespace = Namespace(command.spawn().unwrap());
-    let mut ready = String::new();
-    BufReader::new(namespace.0.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-    assert_eq!(ready, "ready\n");
-    let user = |program: &Path| {
-        let mut command = Command::new("nsenter");
-        command.args(["--mount", "--target", &namespace.0.id().to_string(), "--", "setpriv"]);
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
-        command
-    };
-    let as_user = |args: &[&str]| {
-        let mut command = user(&program);
-        for (option, dir) in [("--root", "root"), ("--state", "state")] {
-            command.arg(option).arg(home.path().join(dir));
-        }
-        // Absolute, for entering a namespace changes the directory.
-        command.args(args).env("HOME", home.path());
-        finish(command)
-    };
-    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
-    let (place, tree_place) = (at("m"), at("tree"));
-    as_user(&["import", &format!("dir:{tree_place}"), "t"]).ok();
-    as_user(&["mount", "t", &place]).ok();
-    let read = finish({
-        let mut command = user(Path::new("cat"));
-        command.arg(home.path().join("m/f"));
-        command
-    });
-    let leases = as_user(&["--json", "ps"]).ok().json();
-    let erofs = as_user(&["mount", "t", &tree_place, "--as", "erofs"]);
-    let rw = as_user(&["mount", "t", &tree_place, "--rw"]);
-    let run = as_user(&["run", "t", "--", "/f"]);
-    as_user(&["umount", &place]).ok();
-    let after = as_user(&["--json", "ps"]).ok().json();
-    as_user(&["daemon", "stop"]).ok();
+    skip_if!("priv_an_ordinary_user_mounts_a_tree", Nobody::missing());
+    let user = Nobody::new("666");
+    let (place, tree) = (user.text("m"), user.text("tree"));
+    user.run(&["import", &format!("dir:{tree}"), "t"]).ok();
+    user.run(&["mount", "t", &place]).ok();
+    let read = user.other("cat", &[&user.text("m/f")]);
+    let leases = user.run(&["--json", "ps"]).ok().json();
+    let erofs = user.run(&["mount", "t", &tree, "--as", "erofs"]);
+    let rw = user.run(&["mount", "t", &tree, "--rw"]);
+    let run = user.run(&["run", "t", "--", "/f"]);
+    user.run(&["umount", &place]).ok();
+    let after = user.run(&["--json", "ps"]).ok().json();
+    user.run(&["daemon", "stop"]).ok();
     assert_eq!(read.ok().out, "content");
     assert_eq!(leases.len(), 1);
     assert_eq!(leases[0]["use"], "user");
@@ -270,4 +215,63 @@ fn priv_an_ordinary_user_mounts_a_tree() {
     rw.fails(6, &["needs root"]);
     run.fails(125, &["needs root"]);
     assert!(after.is_empty());
+}
+
+#[test]
+fn priv_a_user_who_may_not_open_the_device_is_told_what_to_do() {
+    skip_if!("priv_a_user_who_may_not_open_the_device_is_told_what_to_do", Nobody::missing());
+    let user = Nobody::new("600");
+    user.run(&["import", &format!("dir:{}", user.text("tree")), "t"]).ok();
+    for args in [&["mount", "t", &user.text("m")][..], &["mount", "t", &user.text("m"), "--as", "tree"]] {
+        user.run(args).fails(6, &["/dev/fuse may not be opened by you", "mode 0600", "chmod 666", "run as root"]);
+    }
+    let found = user.run(&["--json", "doctor"]).json();
+    let fuse = found.iter().find(|f| f["what"] == "FUSE").unwrap();
+    assert_eq!(fuse["verdict"], "missing");
+    let follows = fuse["follows"].as_str().unwrap();
+    assert!(follows.contains("chmod 666") && !follows.contains("modprobe"), "{follows}");
+}
+
+#[test]
+fn priv_upper_directories_are_listed_and_removed() {
+    skip_if!("priv_upper_directories_are_listed_and_removed", needs_mounts());
+    let lab = Lab::new();
+    lab.image("a");
+    let (point, other) = (lab.point("rw"), lab.point("other"));
+    assert!(lab.run(&["ps", "--uppers"]).ok().err.contains("nothing is kept"));
+    // What cannot be leaves nothing: no upper directory, no lease, no daemon even.
+    lab.run(&["mount", "a", &point, "--rw", "--upper", "none"]).fails(3, &["no upper directory", "ps --uppers"]);
+    assert!(!lab.daemon_lives(), "asked before it was checked");
+    lab.run(&["mount", "a", "/proc", "--rw"]).fails(4, &[]);
+    assert!(lab.run(&["--json", "ps", "--uppers"]).ok().json().is_empty());
+
+    lab.run(&["mount", "a", &point, "--rw"]).ok();
+    std::fs::write(Path::new(&point).join("new"), vec![1u8; 300_000]).unwrap();
+    let listed = lab.run(&["--json", "ps", "--uppers"]).ok().json();
+    assert_eq!(listed.len(), 1);
+    let id = listed[0]["id"].as_str().unwrap();
+    assert_eq!((listed[0]["image"].as_str(), listed[0]["mounted"].as_str()), (Some("a:latest"), Some(point.as_str())));
+    assert_eq!(listed[0]["names"], 1);
+    assert!((300_000..400_000).contains(&listed[0]["bytes"].as_u64().unwrap()), "{listed:?}");
+    let upper = Path::new(listed[0]["path"].as_str().unwrap());
+    assert!(upper.join("new").exists());
+    for text in [id, "a:latest", &point] {
+        assert!(lab.run(&["ps", "--uppers"]).ok().out.contains(text), "{text}");
+    }
+    // In use it is neither removed nor used twice.
+    lab.run(&["rm", "--upper", id]).fails(4, &["is mounted at", &point]);
+    lab.run(&["mount", "a", &other, "--rw", "--upper", id]).fails(4, &["is mounted at", &point]);
+    assert_eq!(lab.leases().len(), 1);
+    lab.run(&["umount", &point]).ok();
+    assert_eq!(lab.run(&["--json", "ps", "--uppers"]).ok().json()[0]["mounted"], serde_json::Value::Null);
+    for bad in ["../root", ".", "none"] {
+        assert!([2, 3].contains(&lab.run(&["rm", "--upper", bad]).code), "{bad}");
+    }
+    // A name alone is an image or a container, never what somebody wrote.
+    lab.run(&["rm", id]).fails(3, &[]);
+    assert!(upper.exists());
+    lab.run(&["rm", "--upper", id]).ok();
+    assert!(!upper.exists());
+    assert!(std::fs::read_dir(lab.root.join("upper")).unwrap().next().is_none());
+    lab.run(&["rm", "--upper", id]).fails(3, &["no upper directory"]);
 }
