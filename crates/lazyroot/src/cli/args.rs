@@ -261,6 +261,9 @@ pub struct Export {
     /// erofs only: the metadata without the data
     #[arg(long)]
     pub metadata_only: bool,
+    /// tar only: leave holes out, as `tar --sparse` does (not every program reads that)
+    #[arg(short = 'S', long)]
+    pub sparse: bool,
 }
 
 /// `mount`

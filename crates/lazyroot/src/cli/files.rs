@@ -310,18 +310,21 @@ pub fn export(context: &Context, args: &args::Export) -> anyhow::Result<()> {
             }
             if shown == "-" {
                 let mut out = BufWriter::with_capacity(256 << 10, std::io::stdout().lock());
-                super::tar::write(&mut reader, &mut out)?;
+                super::tar::write(&mut reader, args.sparse, &mut out)?;
                 out.flush()?;
                 return Ok(());
             }
             written(context, &args.file, |file| {
                 let mut out = BufWriter::with_capacity(256 << 10, file);
-                super::tar::write(&mut reader, &mut out)?;
+                super::tar::write(&mut reader, args.sparse, &mut out)?;
                 out.flush()?;
                 Ok(())
             })
         }
         ExportFormat::Erofs => {
+            if args.sparse {
+                return Err(Failure::usage("--sparse is for --as tar; holes of an EROFS image are holes anyway").into());
+            }
             let index = reader.index().clone();
             let plan = Plan::new(&index, &Options::new(Shape::Kernel))?;
             let what = if args.metadata_only { Export::Metadata } else { Export::Whole };

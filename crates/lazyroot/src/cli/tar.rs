@@ -1,9 +1,13 @@
 //! An image as a tar archive: POSIX pax, in path order, hard links as links, so that importing it gives the same
 //! identity. Sockets, which tar does not know, are left out.
+//!
+//! Holes are written as zeros, which every tar reads, or on demand left out as GNU tar does it (PAX sparse format 1.0):
+//! the file's data begins with a map in decimal lines, and its real name and size stand in the pax header.
 
-use crate::reader::ImageReader;
+use crate::reader::{ImageReader, Piece};
 use anyhow::Context;
-use image::index::{InodeKind, InodeView};
+use format::BLOCK as IMAGE_BLOCK;
+use image::index::{Index, InodeKind, InodeView};
 use std::collections::HashMap;
 use std::io::Write;
 
@@ -11,9 +15,11 @@ const BLOCK: usize = 512;
 /// The largest number that a field of 12 octal digits holds.
 const MAX_OCTAL: u64 = 0o77_777_777_777;
 const MAX_ID: u32 = 0o7_777_777;
+/// As many pieces of one sparse file are written; our own import reads no more. Files of more are written whole.
+const MAX_PIECES: usize = 400_000 - 1;
 
-/// Writes the archive.
-pub fn write(reader: &mut ImageReader, out: &mut dyn Write) -> anyhow::Result<()> {
+/// Writes the archive; with `sparse`, files with holes as sparse files.
+pub fn write(reader: &mut ImageReader, sparse: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let index = reader.index().clone();
     let mut linked: HashMap<u32, Vec<u8>> = HashMap::new();
     let mut stack = vec![(Vec::new(), 0u32, 0u32)];
@@ -38,7 +44,7 @@ pub fn write(reader: &mut ImageReader, out: &mut dyn Write) -> anyhow::Result<()
             name.push(b'/');
         }
         if let Some(first) = linked.get(&ino) {
-            header(out, &name, &inode, b'1', first, 0, &[])?;
+            header(out, &name, &inode, b'1', first, Size::Whole(0), &[])?;
             continue;
         }
         if inode.nlink > 1 && !inode.is_dir() {
@@ -55,14 +61,72 @@ pub fn write(reader: &mut ImageReader, out: &mut dyn Write) -> anyhow::Result<()
             InodeKind::Fifo => (b'6', Vec::new(), 0),
             InodeKind::Socket => continue,
         };
-        header(out, &name, &inode, kind, &target, size, &xattrs)?;
-        if kind == b'0' {
-            reader.copy(ino, out).with_context(|| crate::paths::show(&name))?;
-            pad(out, size)?;
+        let map = if sparse && kind == b'0' { sparse_map(&index, ino, size)? } else { None };
+        let shown = || crate::paths::show(&name);
+        match map {
+            Some(map) => {
+                let stored = map.text.len() as u64 + map.data;
+                header(out, &name, &inode, kind, &target, Size::Sparse { stored, real: size }, &xattrs)?;
+                out.write_all(&map.text)?;
+                let mut data = |piece: Piece<'_>| match piece {
+                    Piece::Hole(_) => Ok(()),
+                    Piece::Bytes(bytes) => Ok(out.write_all(bytes)?),
+                };
+                reader.pieces(ino, &mut data).with_context(shown)?;
+                pad(out, stored)?;
+            }
+            None => {
+                header(out, &name, &inode, kind, &target, Size::Whole(size), &xattrs)?;
+                if kind == b'0' {
+                    reader.copy(ino, out).with_context(shown)?;
+                    pad(out, size)?;
+                }
+            }
         }
     }
     out.write_all(&[0; 2 * BLOCK])?;
     Ok(())
+}
+
+/// What stands in front of a sparse file's data, and how much data there is.
+struct SparseMap {
+    text: Vec<u8>,
+    data: u64,
+}
+
+/// The map of a file; none when it has no holes, or so many that it is better written whole.
+fn sparse_map(index: &Index, ino: u32, size: u64) -> anyhow::Result<Option<SparseMap>> {
+    let mut pieces: Vec<(u64, u64)> = Vec::new();
+    for extent in index.extents(ino)? {
+        let extent = extent?;
+        let start = u64::from(extent.file_block) * IMAGE_BLOCK;
+        let stop = (start + u64::from(extent.count) * IMAGE_BLOCK).min(size);
+        match pieces.last_mut() {
+            Some((_, end)) if *end == start => *end = stop,
+            _ => pieces.push((start, stop)),
+        }
+    }
+    let data: u64 = pieces.iter().map(|(start, stop)| stop - start).sum();
+    if data == size || pieces.len() > MAX_PIECES {
+        return Ok(None);
+    }
+    // A hole at the end is an empty piece there.
+    if pieces.last().is_none_or(|(_, stop)| *stop < size) {
+        pieces.push((size, size));
+    }
+    let mut text = format!("{}\n", pieces.len()).into_bytes();
+    for (start, stop) in pieces {
+        text.extend_from_slice(format!("{start}\n{}\n", stop - start).as_bytes());
+    }
+    text.resize(text.len().next_multiple_of(BLOCK), 0);
+    Ok(Some(SparseMap { text, data }))
+}
+
+/// How many bytes follow a header, and how long the file is.
+#[derive(Clone, Copy)]
+enum Size {
+    Whole(u64),
+    Sparse { stored: u64, real: u64 },
 }
 
 fn pad(out: &mut dyn Write, size: u64) -> std::io::Result<()> {
@@ -94,10 +158,22 @@ fn header(
     inode: &InodeView,
     kind: u8,
     target: &[u8],
-    size: u64,
+    size: Size,
     xattrs: &[(Vec<u8>, Vec<u8>)],
 ) -> anyhow::Result<()> {
     let mut pax = Vec::new();
+    let (size, placeholder) = match size {
+        Size::Whole(size) => (size, None),
+        Size::Sparse { stored, real } => {
+            record(&mut pax, b"GNU.sparse.major", b"1");
+            record(&mut pax, b"GNU.sparse.minor", b"0");
+            record(&mut pax, b"GNU.sparse.name", name);
+            record(&mut pax, b"GNU.sparse.realsize", real.to_string().as_bytes());
+            // Who does not know the format makes a file of this name, and not one with the map in it of the real name.
+            (stored, Some(placeholder(name)))
+        }
+    };
+    let name = placeholder.as_deref().unwrap_or(name);
     if name.len() > 100 || !name.is_ascii() {
         record(&mut pax, b"path", name);
     }
@@ -131,6 +207,12 @@ fn header(
     let permissions = inode.permissions();
     block(out, name, permissions, inode.uid, inode.gid, size, mtime, kind, target, device)?;
     Ok(())
+}
+
+/// The name that a sparse file has for those who do not know the format: as GNU tar makes it.
+fn placeholder(name: &[u8]) -> Vec<u8> {
+    let at = name.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
+    [&name[..at], b"GNUSparseFile.0/", &name[at..]].concat()
 }
 
 /// Seconds with a fraction, negative ones too: `-1.5` is half a second before `-1`.

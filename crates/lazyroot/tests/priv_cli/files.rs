@@ -88,6 +88,63 @@ fn exports_are_the_image() {
 }
 
 #[test]
+fn sparse_files_are_exported_with_their_holes() {
+    let lab = Lab::new();
+    let tree = lab.path("tree");
+    let long = format!("{}/{}", "d".repeat(90), "n\u{fc}".repeat(60));
+    std::fs::create_dir_all(tree.join(&long).parent().unwrap()).unwrap();
+    // Name, size, pieces of data. Whole blocks of it, and no block of zeros, so that the image keeps them as they are.
+    let files: &[(&str, u64, &[(u64, usize)])] = &[
+        ("between", 3 << 20, &[(0, 4096), (2 << 20, 65536)]),
+        ("at-the-end", 1 << 20, &[(8192, 100)]),
+        ("in-front", (1 << 20) + 77, &[(1 << 20, 77)]),
+        ("nothing-else", 50 << 20, &[]),
+        ("far-away", 80 << 20, &[(70 << 20, 4096)]),
+        (&long, 1 << 20, &[(65536, 4096)]),
+        ("whole", 5000, &[(0, 5000)]),
+        ("empty", 0, &[]),
+    ];
+    for (name, size, pieces) in files {
+        let file = std::fs::File::create(tree.join(name)).unwrap();
+        file.set_len(*size).unwrap();
+        for (at, len) in *pieces {
+            let bytes: Vec<u8> = (0..*len).map(|i| (i % 251) as u8 + 1).collect();
+            std::os::unix::fs::FileExt::write_all_at(&file, &bytes, *at).unwrap();
+        }
+    }
+    std::fs::hard_link(tree.join("between"), tree.join("linked")).unwrap();
+    lab.import(&tree, "a");
+    let archive = lab.path("a.tar");
+    let text = archive.to_str().unwrap();
+    lab.run(&["export", "a", text, "--as", "erofs", "--sparse"]).fails(2, &["--as tar"]);
+    lab.run(&["export", "a", text, "--as", "tar", "--sparse"]).ok();
+    assert!(std::fs::metadata(&archive).unwrap().len() < 1 << 20);
+    // Our own import.
+    lab.run(&["import", &format!("tar:{text}"), "b"]).ok();
+    let identity = |name: &str| lab.run(&["--json", "inspect", name]).ok().json()[0]["identity"].clone();
+    assert_eq!(identity("a"), identity("b"));
+    // GNU tar.
+    let out = lab.path("out");
+    std::fs::create_dir(&out).unwrap();
+    let mut tar = Command::new("tar");
+    tar.args(["-xf", text, "-C"]).arg(&out);
+    let done = finish(tar).ok();
+    assert_eq!(done.err, "");
+    lab.run(&["diff", "a", &format!("dir:{}", out.display())]).ok();
+    for (name, size, _) in files {
+        let meta = std::fs::metadata(out.join(name)).unwrap();
+        assert_eq!(meta.len(), *size, "{name}");
+        assert!(std::os::unix::fs::MetadataExt::blocks(&meta) * 512 < 300_000, "{name} has lost its holes");
+    }
+    // By default they are zeros, which everybody reads.
+    lab.import(&tree.join("d".repeat(90)), "small");
+    let plain = lab.path("plain.tar");
+    lab.run(&["export", "small", plain.to_str().unwrap(), "--as", "tar"]).ok();
+    let bytes = std::fs::read(&plain).unwrap();
+    assert!(bytes.len() > 1 << 20 && !bytes.windows(10).any(|w| w == b"GNU.sparse"));
+}
+
+#[test]
 fn a_closed_pipe_is_no_panic() {
     let lab = Lab::new();
     lab.image("a");
