@@ -433,6 +433,11 @@ impl Daemon {
                 for (_, record) in images.store().images()? {
                     objects.extend(record?.objects);
                 }
+                // Of images that have lost their name, what is mounted.
+                let mounted = self.state.superblocks().into_iter().map(|s| Arc::clone(&s.opened));
+                for image in mounted.chain(self.state.user_images().into_iter().map(|(_, image, _)| image)) {
+                    objects.extend(image.index().objects().map(|(id, _)| id));
+                }
                 objects.sort_unstable();
                 objects.dedup();
             }

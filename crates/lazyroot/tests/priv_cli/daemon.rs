@@ -352,4 +352,10 @@ fn priv_caches_are_dropped_and_filled_again() {
             .all(|i| i["resident_bytes"] == 0)
     );
     assert_eq!(big(), want);
+    // All images' also means one that is mounted and has lost its name.
+    assert!(resident() > 6 << 20);
+    lab.run(&["rm", "a"]).ok();
+    lab.run(&["daemon", "drop-caches"]).ok();
+    assert_eq!(resident(), 0);
+    std::fs::File::open(Path::new(&point).join("dir/big")).unwrap().read_exact(&mut [0; 4096]).unwrap();
 }
