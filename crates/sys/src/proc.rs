@@ -120,6 +120,18 @@ fn killed_in_status(text: &str) -> Option<bool> {
     pending.map(|mask| mask & KILL != 0)
 }
 
+/// Whether a thread has CAP_SYS_ADMIN in this process's user namespace; false when that cannot be told.
+pub fn is_administrator(tid: u32) -> bool {
+    const SYS_ADMIN: u64 = 1 << 21;
+    let mask = || {
+        let text = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+        u64::from_str_radix(text.lines().find_map(|l| l.strip_prefix("CapEff:"))?.trim(), 16).ok()
+    };
+    let space = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/user")).ok();
+    let same = || space(&tid.to_string()).is_some_and(|theirs| space("self") == Some(theirs));
+    mask().is_some_and(|mask| mask & SYS_ADMIN != 0) && same()
+}
+
 /// The signal that wakes threads. Nobody sends it for anything else; glibc keeps the first real-time signals to itself.
 fn wake_signal() -> libc::c_int {
     libc::SIGRTMIN() + 7
@@ -231,6 +243,35 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(is_being_killed(child.id()), None);
         assert!(PidFd::open(0).is_err() && PidFd::open(-5).is_err());
+    }
+
+    #[test]
+    fn priv_administrators_are_told_from_others() {
+        let me = std::process::id();
+        if !is_root() || !is_administrator(me) {
+            println!("SKIP priv_administrators_are_told_from_others: not root");
+            return;
+        }
+        assert!(!is_administrator(0));
+        let told = |command: &mut Command| {
+            let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+            // It reads a line when it has become what it is to be.
+            let exe = |pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+            let cat = std::fs::canonicalize("/bin/cat").unwrap();
+            while exe(child.id()) != Some(cat.clone()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let told = is_administrator(child.id());
+            drop(child.stdin.take());
+            child.wait().unwrap();
+            told
+        };
+        assert!(told(&mut Command::new("cat")));
+        assert!(!told(std::os::unix::process::CommandExt::uid(&mut Command::new("cat"), 65_534)));
+        // Root in a user namespace of its own is not it.
+        if std::fs::read_to_string("/proc/sys/user/max_user_namespaces").is_ok_and(|n| n.trim() != "0") {
+            assert!(!told(Command::new("unshare").args(["--user", "--map-root-user", "cat"])));
+        }
     }
 
     #[test]

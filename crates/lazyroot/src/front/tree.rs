@@ -35,6 +35,8 @@ pub struct TreeOptions {
     pub dev: bool,
     /// The image has ACLs: the kernel asks for them and goes by them. Without, it never asks.
     pub posix_acl: bool,
+    /// `trusted.*` attributes exist, for root: not in a user's own mount, whose image could make up any.
+    pub trusted: bool,
     /// When the kernel asks for names with their attributes.
     pub readdirplus: Readdirplus,
     /// Opening a file or directory needs no request.
@@ -56,6 +58,7 @@ impl Default for TreeOptions {
             suid: false,
             dev: false,
             posix_acl: false,
+            trusted: sys::proc::is_root(),
             readdirplus: Readdirplus::default(),
             no_open: true,
             read_ahead_kb: None,
@@ -105,7 +108,8 @@ impl TreeSession {
             no_open: options.no_open,
             export: true,
         };
-        let handler = Arc::new(TreeHandler { tree, inodes: options.inodes, bytes: options.bytes });
+        let handler =
+            Arc::new(TreeHandler { tree, inodes: options.inodes, bytes: options.bytes, trusted: options.trusted });
         Session::start(mounted, handler, options.name.clone(), context, wish, options.threads)
     }
 }
@@ -121,6 +125,7 @@ fn mount_options(options: &TreeOptions) -> MountOptions {
 
 struct TreeHandler {
     tree: Arc<dyn FileTree>,
+    trusted: bool,
     inodes: u64,
     bytes: u64,
 }
@@ -152,8 +157,10 @@ impl Handler for TreeHandler {
             }
             Op::Readdir { offset, size, plus } => self.readdir(ino, offset, size, plus, scratch).map(|()| Answer::Out),
             Op::Statfs => Ok(Answer::Bytes(Fixed::Statfs(self.statfs()))),
+            // Whether the caller may read `trusted.*` the kernel decides before it asks.
+            Op::Getxattr { name, .. } if !self.trusted && is_trusted(name) => Err(Fault::NoXattr),
             Op::Getxattr { name, size } => self.getxattr(ino, name, size, scratch),
-            Op::Listxattr { size } => self.listxattr(ino, size, scratch),
+            Op::Listxattr { size } => self.listxattr(ino, header.pid, size, scratch),
             Op::Lseek { offset, whence } => self.lseek(ino, offset, whence),
             _ => Err(Fault::Unsupported),
         });
@@ -300,12 +307,19 @@ impl TreeHandler {
         sized(out.len(), room)
     }
 
-    fn listxattr(&self, ino: u32, room: u32, scratch: &mut Scratch) -> Result<Answer<'_>, Fault> {
+    /// The kernel lists what it is told, to everybody, while file systems of its own show `trusted.*` to CAP_SYS_ADMIN
+    /// only. The request names no user (where mounts can be id-mapped), but the thread, which waits for the answer.
+    fn listxattr(&self, ino: u32, tid: u32, room: u32, scratch: &mut Scratch) -> Result<Answer<'_>, Fault> {
         let out = &mut scratch.out;
         out.clear();
+        // Looked up only when there is something to hide.
+        let mut may_see = None;
         self.tree.xattrs(ino, &mut |name, _| {
-            out.extend_from_slice(name);
-            out.push(0);
+            let mut is_seen = || *may_see.get_or_insert_with(|| self.trusted && sys::proc::is_administrator(tid));
+            if !is_trusted(name) || is_seen() {
+                out.extend_from_slice(name);
+                out.push(0);
+            }
             true
         })?;
         sized(out.len(), room)
@@ -324,6 +338,10 @@ impl TreeHandler {
         let at = self.tree.seek(ino, offset, what)?.ok_or(Fault::NoData)?;
         Ok(Answer::Bytes(Fixed::Lseek(LseekOut { offset: at })))
     }
+}
+
+fn is_trusted(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.")
 }
 
 fn sized<'a>(len: usize, room: u32) -> Result<Answer<'a>, Fault> {
