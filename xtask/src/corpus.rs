@@ -89,7 +89,9 @@ fn one(lab: &Lab, name: &str, dir: &Path, tally: &mut Tally) {
         for way in Way::ALL {
             // Nothing cached: what is compared was fetched, unpacked and verified for this mount.
             let looked = lab.drop_caches(Some(image)).and_then(|()| {
-                lab.shown(image, way, &format!("{name}-{}", way.name()), |point| same_through(&want, point, way))
+                lab.shown(image, way, &format!("{name}-{}", way.name()), |point| {
+                    snapshot::same_through(&want, point, way, 2)
+                })
             });
             tally.check(format!("{image}/{}: {names} names", way.name()), looked);
         }
@@ -139,14 +141,6 @@ fn found(lab: &Lab, image: &str, want: &Snapshot) -> Result<()> {
         show(more)
     );
     Ok(())
-}
-
-fn same_through(want: &Snapshot, point: &Path, way: Way) -> Result<()> {
-    let have = snapshot::of_directory(point, 2)?;
-    match way {
-        Way::Overlay => snapshot::same(&snapshot::for_overlay(want.clone()), &snapshot::for_overlay(have)),
-        _ => snapshot::same(want, &have),
-    }
 }
 
 #[cfg(test)]

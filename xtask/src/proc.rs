@@ -68,13 +68,19 @@ fn tail(text: &str, most: usize) -> &str {
 
 /// Runs a command with its output caught; kills it, and all that it started, when `limit` is over.
 pub fn catch(command: &mut Command, limit: Duration) -> Result<Outcome> {
+    let (mut outcome, printed) = caught(command, limit)?;
+    outcome.stdout = String::from_utf8_lossy(&printed).into_owned();
+    Ok(outcome)
+}
+
+/// How a command ended, and the bytes that it printed.
+fn caught(command: &mut Command, limit: Duration) -> Result<(Outcome, Vec<u8>)> {
     let mut stdout = memory("stdout")?;
     let mut stderr = memory("stderr")?;
     command.stdout(Stdio::from(stdout.try_clone()?)).stderr(Stdio::from(stderr.try_clone()?));
     let mut outcome = finish(command, limit)?;
-    outcome.stdout = text(&mut stdout)?;
-    outcome.stderr = text(&mut stderr)?;
-    Ok(outcome)
+    outcome.stderr = String::from_utf8_lossy(&read(&mut stderr)?).into_owned();
+    Ok((outcome, read(&mut stdout)?))
 }
 
 /// As [`catch`], with the output going where ours goes.
@@ -93,14 +99,11 @@ pub fn must(command: &mut Command, limit: Duration) -> Result<Outcome> {
 
 /// The bytes that a command prints, which has to succeed.
 pub fn bytes(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
-    let (mut stdout, mut stderr) = (memory("stdout")?, memory("stderr")?);
-    command.stdout(Stdio::from(stdout.try_clone()?)).stderr(Stdio::from(stderr.try_clone()?));
-    let mut outcome = finish(command, limit)?;
+    let (outcome, printed) = caught(command, limit)?;
     if !outcome.ok() {
-        outcome.stderr = text(&mut stderr)?;
         bail!("{}: {}", line(command), outcome.report());
     }
-    read(&mut stdout)
+    Ok(printed)
 }
 
 /// A command as one would type it.
@@ -127,10 +130,6 @@ fn read(file: &mut File) -> Result<Vec<u8>> {
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-fn text(file: &mut File) -> Result<String> {
-    Ok(String::from_utf8_lossy(&read(file)?).into_owned())
 }
 
 fn finish(command: &mut Command, limit: Duration) -> Result<Outcome> {

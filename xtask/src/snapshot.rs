@@ -1,5 +1,6 @@
 //! A host directory, or a mount, as the snapshot type that every comparison uses.
 
+use crate::lab::Way;
 use anyhow::{Context, Result};
 use format::Digest;
 use image::snapshot::{Record, RecordKind, Snapshot, SnapshotBuilder, hash_content};
@@ -138,8 +139,17 @@ fn hash_all(files: HashMap<(u64, u64), &Path>, threads: usize) -> Result<HashMap
     Ok(digests)
 }
 
+/// Compares what is seen at `point` with what should be, reading with `threads` threads.
+pub fn same_through(want: &Snapshot, point: &Path, way: Way, threads: usize) -> Result<()> {
+    let have = of_directory(point, threads)?;
+    match way {
+        Way::Overlay => same(&for_overlay(want.clone()), &for_overlay(have)),
+        _ => same(want, &have),
+    }
+}
+
 /// Sets what a way of mounting cannot keep to a common value: overlayfs has its own link counts for directories.
-pub fn for_overlay(mut snapshot: Snapshot) -> Snapshot {
+fn for_overlay(mut snapshot: Snapshot) -> Snapshot {
     for record in snapshot.records.values_mut() {
         if record.kind == RecordKind::Dir {
             record.nlink = 1;

@@ -109,13 +109,7 @@ fn views(lab: &Lab, name: &str, want: &Snapshot, scheme: &str, tally: &mut Tally
     });
     tally.check(format!("{name}/reader"), read.and_then(|have| snapshot::same(want, &have)));
     for way in Way::ALL {
-        let looked = lab.shown(name, way, "tree", |point| {
-            let have = snapshot::of_directory(point, 1)?;
-            match way {
-                Way::Overlay => snapshot::same(&snapshot::for_overlay(want.clone()), &snapshot::for_overlay(have)),
-                _ => snapshot::same(want, &have),
-            }
-        });
+        let looked = lab.shown(name, way, "tree", |point| snapshot::same_through(want, point, way, 1));
         tally.check(format!("{name}/{}", way.name()), looked);
     }
 }

@@ -3,7 +3,7 @@
 use super::measure::{Figures, Measured, in_turn};
 use anyhow::{Result, ensure};
 use image::index::Index;
-use image::tree::{Attrs, Kind, Tree};
+use image::testing::Random;
 use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,15 +15,7 @@ const WIDTH: u32 = 1000;
 
 pub fn run(rounds: usize, figures: &mut Figures) -> Result<()> {
     let names: Vec<String> = (0..NAMES).map(|i| format!("file-{i:07}")).collect();
-    let mut tree = Tree::new();
-    let attrs = Attrs { mode: 0o644, ..Attrs::default() };
-    let mut dir = Tree::ROOT;
-    for i in 0..NAMES {
-        if i % WIDTH == 0 {
-            dir = tree.create(Tree::ROOT, format!("d{:05}", i / WIDTH).as_bytes(), Kind::Dir, attrs)?;
-        }
-        tree.create(dir, format!("file-{i:07}").as_bytes(), Kind::File, attrs)?;
-    }
+    let tree = super::plan::tree(NAMES, WIDTH)?;
     let built = || -> Result<f64> {
         let mut bytes = Cursor::new(Vec::new());
         let began = Instant::now();
@@ -62,17 +54,16 @@ pub fn run(rounds: usize, figures: &mut Figures) -> Result<()> {
 }
 
 fn parent(index: &Index, dir: u32) -> Result<u32> {
-    let found = index.resolve(format!("/d{dir:05}").as_bytes())?;
+    let found = index.resolve(format!("/d{dir:06}").as_bytes())?;
     found.ok_or_else(|| anyhow::anyhow!("directory {dir} is not found"))
 }
 
 /// All numbers of names, shuffled; the same order every time.
 fn shuffled() -> Vec<u32> {
     let mut order: Vec<u32> = (0..NAMES).collect();
-    let mut state = 1u64;
+    let mut random = Random(1);
     for i in (1..order.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(i, ((state >> 33) % (i as u64 + 1)) as usize);
+        order.swap(i, random.below(i as u64 + 1) as usize);
     }
     order
 }

@@ -1,6 +1,7 @@
 //! From the mount command to the first listing, and what the daemon's memory is then.
 
 use super::measure::{Figures, Measured, Series, in_turn};
+use super::walk::Work;
 use crate::lab::Lab;
 use crate::scratch::Scratch;
 use crate::{corpus, proc};
@@ -124,7 +125,7 @@ pub fn memory(scratch: &Scratch, corpora: &[String], figures: &mut Figures) -> R
         figures.add(&[row("VmRSS besides the mapped index, one mount", one.resident)]);
         let more = (values[5].anon - one.anon) / 5.0;
         figures.add(&[row("RssAnon for each further mount", more)]);
-        walk(&held[0])?;
+        Work::StatAll.take(&held[0])?;
         let walked = Memory::of_daemon(&lab, scratch)?;
         figures.add(&[row("RssAnon, after a walk", walked.anon)]);
         figures.goal(format!("{shape}: RssAnon, MiB"), one.anon, 8.0);
@@ -136,12 +137,6 @@ pub fn memory(scratch: &Scratch, corpora: &[String], figures: &mut Figures) -> R
         lab.stop()?;
     }
     Ok(())
-}
-
-fn walk(point: &Path) -> Result<()> {
-    let mut command = Command::new("find");
-    command.arg(point).args(["-xdev", "-printf", r"%s %m %U %T@ %i\n"]);
-    proc::must(&mut command, Duration::from_secs(600)).map(drop)
 }
 
 /// A process's memory, MiB.

@@ -54,8 +54,10 @@ fn growth(rounds: usize, indexes: &Path, figures: &mut Figures) -> Result<()> {
         let trees = [10_000, 100_000, 1_000_000].map(|names| (names, tree(names, width)));
         let mut targets: Vec<(String, Measured<'_>)> = Vec::new();
         let mut files = Vec::new();
-        for (names, bytes) in trees {
-            let bytes = bytes?;
+        for (names, tree) in trees {
+            let mut bytes = Cursor::new(Vec::new());
+            image::index::build(&tree?, &mut bytes)?;
+            let bytes = bytes.into_inner();
             let file = indexes.join(format!("{names}-{width}.index"));
             std::fs::write(&file, &bytes)?;
             files.push((format!("{names} names"), file));
@@ -134,8 +136,9 @@ fn emit_all(index: &Index, piece: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// The index of `names` empty files, `width` to a directory.
-fn tree(names: u32, width: u32) -> Result<Vec<u8>> {
+/// `names` empty files called `file-0000000` and so on, `width` to a directory called `d000000` and so on, or all in
+/// the root where that is wide enough.
+pub fn tree(names: u32, width: u32) -> Result<Tree> {
     let mut tree = Tree::new();
     let attrs = Attrs { mode: 0o644, ..Attrs::default() };
     let mut dir = Tree::ROOT;
@@ -145,9 +148,7 @@ fn tree(names: u32, width: u32) -> Result<Vec<u8>> {
         }
         tree.create(dir, format!("file-{i:07}").as_bytes(), Kind::File, attrs)?;
     }
-    let mut bytes = Cursor::new(Vec::new());
-    image::index::build(&tree, &mut bytes)?;
-    Ok(bytes.into_inner())
+    Ok(tree)
 }
 
 fn takes_tar() -> bool {

@@ -5,6 +5,7 @@ use super::views::View;
 use super::walk::{self, Work};
 use crate::proc;
 use anyhow::{Context, Result, ensure};
+use image::testing::Random;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -99,19 +100,15 @@ fn big(views: &[View], corpus: &str, rootfs: &Path, reads: Reads, cold: bool, ro
 
 /// Seconds that reading takes.
 fn read(file: &Path, len: u64, reads: Reads) -> Result<f64> {
-    let open = || File::open(file).with_context(|| format!("cannot open {}", file.display()));
     let began = Instant::now();
-    let file = open()?;
-    let mut state = 1u64;
+    let file = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
+    // The same places every time.
+    let mut random = Random(1);
     let mut piece = vec![0u8; if reads == Reads::Random { 4096 } else { 1 << 20 }];
     let count = if reads == Reads::Random { 8192 } else { len / piece.len() as u64 };
     for n in 0..count {
         let at = match reads {
-            // The same places every time (Knuth's generator).
-            Reads::Random => {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state >> 33) % (len / 4096) * 4096
-            }
+            Reads::Random => random.below(len / 4096) * 4096,
             Reads::Sequential => n * piece.len() as u64,
         };
         file.read_exact_at(&mut piece, at)?;

@@ -37,7 +37,7 @@ impl Work {
     }
 
     /// Seconds that it takes.
-    fn take(self, point: &Path) -> Result<f64> {
+    pub fn take(self, point: &Path) -> Result<f64> {
         let mut command = match self {
             Work::Find | Work::StatAll => Command::new("find"),
             Work::Search => Command::new("rg"),

@@ -2,6 +2,7 @@
 //! before 1970 and behind 2106, hard links, holes. What a tree is follows from its seed and its limit alone.
 
 use anyhow::{Context, Result};
+use image::testing::Random;
 use rustix::fs::{AtFlags, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -10,34 +11,6 @@ use std::path::{Path, PathBuf};
 /// Fills an empty directory with at most `names` names.
 pub fn fill(dir: &Path, seed: u64, names: u32) -> Result<()> {
     Maker { random: Random(seed), made: Vec::new(), left: names }.fill(dir, 0)
-}
-
-/// Numbers that a seed determines (splitmix64).
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).collect();
-        bytes.truncate(len);
-        bytes
-    }
 }
 
 /// Makes one tree.
@@ -75,8 +48,8 @@ impl Maker {
         let len = if self.random.below(10) == 0 { 1 + self.random.below(255) } else { 1 + self.random.below(14) };
         let mut name: Vec<u8> = (0..len)
             .map(|_| match self.random.below(9) {
-                0 => self.random.pick(b".-_ +\n\\"),
-                1 => self.random.pick(&[0xff, 0xc3, 0xa4, 1, 127]),
+                0 => *self.random.pick(b".-_ +\n\\"),
+                1 => *self.random.pick(&[0xff, 0xc3, 0xa4, 1, 127]),
                 _ => b'a' + self.random.below(26) as u8,
             })
             .collect();
@@ -93,7 +66,7 @@ impl Maker {
                 return self.fill(path, depth + 1);
             }
             2 => {
-                let most = self.random.pick(&[70, 70, 70, 70, 4000]);
+                let most = *self.random.pick(&[70, 70, 70, 70, 4000]);
                 let len = 1 + self.random.below(most);
                 let target: Vec<u8> =
                     (0..len).map(|i| if i % 40 == 39 { b'/' } else { b'a' + (i % 26) as u8 }).collect();
@@ -117,7 +90,7 @@ impl Maker {
 
     fn special(&mut self, path: &Path) -> Result<()> {
         let kind =
-            self.random.pick(&[FileType::CharacterDevice, FileType::BlockDevice, FileType::Fifo, FileType::Socket]);
+            *self.random.pick(&[FileType::CharacterDevice, FileType::BlockDevice, FileType::Fifo, FileType::Socket]);
         // Not 0:0: an overlay takes that for a whiteout.
         let device = rustix::fs::makedev(1 + self.random.below(4095) as u32, self.random.below(1 << 20) as u32);
         let device = if matches!(kind, FileType::Fifo | FileType::Socket) { 0 } else { device };
@@ -129,7 +102,7 @@ impl Maker {
         let file = std::fs::File::create(path)?;
         let size = match self.random.below(6) {
             0 => 0,
-            1 => self.random.pick(&[1, 4095, 4096, 4097, 65535, 65536, 65537, 131_072]),
+            1 => *self.random.pick(&[1, 4095, 4096, 4097, 65535, 65536, 65537, 131_072]),
             2 => self.random.below(300_000),
             _ => self.random.below(9000),
         };
@@ -139,21 +112,25 @@ impl Maker {
             for _ in 0..self.random.below(4) {
                 let at = self.random.below(size + 1);
                 let len = self.random.below(6000).min(size - at);
-                file.write_all_at(&self.random.bytes(len as usize), at)?;
+                file.write_all_at(&self.bytes(len), at)?;
             }
         } else if self.random.below(6) == 0 {
             // The same content as some other file has.
             file.write_all_at(&vec![b'=' + (size % 3) as u8; size as usize], 0)?;
         } else {
-            file.write_all_at(&self.random.bytes(size as usize), 0)?;
+            file.write_all_at(&self.bytes(size), 0)?;
         }
         Ok(())
+    }
+
+    fn bytes(&mut self, len: u64) -> Vec<u8> {
+        (0..len).map(|_| self.random.bits() as u8).collect()
     }
 
     /// Owner, attributes, mode, time.
     fn dress(&mut self, path: &Path, follows: bool) -> Result<()> {
         let id = |random: &mut Random| match random.below(4) {
-            0 => random.pick(&[65_535, 65_536, 70_000, u32::MAX - 1]),
+            0 => *random.pick(&[65_535, 65_536, 70_000, u32::MAX - 1]),
             _ => random.below(3) as u32,
         };
         let (uid, gid) = (id(&mut self.random), id(&mut self.random));
@@ -164,7 +141,7 @@ impl Maker {
             }
         }
         if follows {
-            let mode = self.random.below(0o10000) as u32 & self.random.pick(&[0o777, 0o777, 0o7777]);
+            let mode = self.random.below(0o10000) as u32 & *self.random.pick(&[0o777, 0o777, 0o7777]);
             rustix::fs::chmodat(rustix::fs::CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
         }
         let seconds = match self.random.below(5) {
@@ -180,7 +157,7 @@ impl Maker {
     /// One extended attribute: `user.*` is for files and directories only.
     fn attribute(&mut self, path: &Path, follows: bool) -> Result<()> {
         let plain = follows && (path.is_file() || path.is_dir());
-        let (name, value) = match self.random.below(8) {
+        let (name, value): (String, Vec<u8>) = match self.random.below(8) {
             0 if path.is_dir() => ("system.posix_acl_default".into(), self.acl()),
             0 if plain => ("system.posix_acl_access".into(), self.acl()),
             1 if plain => ("security.capability".into(), self.capability()),
@@ -191,9 +168,9 @@ impl Maker {
                     _ if plain => "user.",
                     _ => "trusted.",
                 };
-                let most = self.random.pick(&[12, 12, 700]);
-                let len = self.random.below(most) as usize;
-                (format!("{prefix}k{}", self.random.below(20)), self.random.bytes(len))
+                let most = *self.random.pick(&[12, 12, 700]);
+                let len = self.random.below(most);
+                (format!("{prefix}k{}", self.random.below(20)), self.bytes(len))
             }
         };
         rustix::fs::lsetxattr(path, name.as_str(), &value, XattrFlags::empty()).context(name)
@@ -201,7 +178,7 @@ impl Maker {
 
     /// An access control list as the kernel takes it: owner, one user, group, mask, others.
     fn acl(&mut self) -> Vec<u8> {
-        let user = self.random.pick(&[1, 1000, 70_000]);
+        let user = *self.random.pick(&[1, 1000, 70_000]);
         let mut bits = || self.random.below(8) as u16;
         let entries = [
             (1u16, bits(), u32::MAX),
