@@ -34,6 +34,7 @@ pub struct Tally {
     counts: Counts,
     failures: Vec<(String, String)>,
     skips: Vec<(String, String)>,
+    absent: Vec<(String, String)>,
 }
 
 impl Tally {
@@ -54,6 +55,12 @@ impl Tally {
         self.skips.push((name.into(), why.into()));
     }
 
+    /// One did not run because of something that nobody has to have; it counts as skipped, and fails nowhere.
+    pub fn absent(&mut self, name: impl Into<String>, why: impl Into<String>) {
+        self.counts.skipped += 1;
+        self.absent.push((name.into(), why.into()));
+    }
+
     /// One that holds or not.
     pub fn check(&mut self, name: impl Into<String>, result: anyhow::Result<()>) {
         match result {
@@ -67,6 +74,7 @@ impl Tally {
         self.counts.add(other.counts);
         self.failures.extend(other.failures);
         self.skips.extend(other.skips);
+        self.absent.extend(other.absent);
     }
 
     /// The numbers so far.
@@ -144,6 +152,9 @@ impl Report {
         for (name, why) in &self.totals.skips {
             println!("SKIPPED {name}: {why}");
         }
+        for (name, why) in &self.totals.absent {
+            println!("ABSENT {name}: {why}");
+        }
         if self.strict && !self.totals.skips.is_empty() {
             let why = format!("{} did not run, and this machine can run everything", self.totals.skips.len());
             self.totals.fail("skipped", why);
@@ -190,6 +201,17 @@ mod tests {
             });
             assert_eq!(report.close(), !strict);
         }
+    }
+
+    #[test]
+    fn what_nobody_has_to_have_is_counted_and_fails_nowhere() {
+        let mut report = Report::new(Duration::ZERO, Duration::from_secs(60), true);
+        report.phase("one", |tally, _| {
+            tally.absent("a", "not in the path");
+            Ok(())
+        });
+        assert_eq!(report.totals.counts().skipped, 1);
+        assert!(report.close());
     }
 
     #[test]

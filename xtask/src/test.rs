@@ -4,7 +4,7 @@ use crate::proc;
 use crate::report::{Report, Tally};
 use crate::units::{self, Which};
 use crate::{cases, corpus, trees};
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -40,9 +40,30 @@ pub fn run(full: bool) -> Result<bool> {
     report.phase("trees", |tally, _| trees::run(1, if full { 300 } else { 40 }, trees::NAMES, tally));
     report.phase("corpora", |tally, _| corpus::run(if full { &corpus::ALL } else { &corpus::SMALL }, false, tally));
     if full {
+        report.phase("deny", |tally, left| deny(left, tally));
         report.phase("figures", |tally, _| figures(tally));
     }
     Ok(report.close())
+}
+
+/// What cargo-deny says of the licences, sources and versions of all that comes into the build; and of the advisories
+/// about it, where their list can be had.
+fn deny(left: Duration, tally: &mut Tally) -> Result<()> {
+    if !proc::in_path("cargo-deny") {
+        tally.absent("deny", "no cargo-deny in the path (cargo install cargo-deny --locked)");
+        return Ok(());
+    }
+    cargo(&["deny", "--locked", "check", "bans", "licenses", "sources"], &[], left, tally)?;
+    let mut command = Command::new("cargo");
+    command.args(["deny", "--locked", "check", "advisories"]).current_dir(crate::repository());
+    let outcome = proc::catch(&mut command, left)?;
+    if outcome.stderr.contains("advisory database") && !outcome.ok() {
+        tally.absent("deny: advisories", "their list could not be fetched");
+    } else {
+        ensure!(outcome.ok(), "{}", outcome.report());
+        tally.pass(1);
+    }
+    Ok(())
 }
 
 /// Benchmarks that say something about every corpus; the others keep to those that their goals name.

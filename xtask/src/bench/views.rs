@@ -23,17 +23,22 @@ pub struct View {
     /// Where.
     pub point: PathBuf,
     server: Option<Child>,
+    /// It was there before, and stays.
+    native: bool,
 }
 
 impl View {
     /// One that needs no server of ours.
     pub fn mounted(name: &str, point: PathBuf) -> View {
-        View { name: name.into(), point, server: None }
+        View { name: name.into(), point, server: None, native: false }
     }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
+        if self.native {
+            return;
+        }
         crate::scratch::unmount_below(&self.point);
         if let Some(mut server) = self.server.take() {
             // It ends with its mount; one that does not is killed.
@@ -72,7 +77,8 @@ pub fn all(site: &Site<'_>, lab: &Lab, figures: &mut Figures) -> Result<Vec<View
 
 /// The native directory, and both of our ways to show it.
 pub fn ours(site: &Site<'_>, lab: &Lab) -> Result<Vec<View>> {
-    let mut views = vec![View::mounted("native directory", site.rootfs.to_owned())];
+    let mut views =
+        vec![View { name: "native directory".into(), point: site.rootfs.to_owned(), server: None, native: true }];
     for shape in ["erofs", "tree"] {
         let point = point(site.scratch, &format!("{}-{shape}", site.corpus))?;
         lab.run(["mount", "--as", shape, site.corpus].map(OsStr::new).into_iter().chain([point.as_os_str()]))?;
@@ -113,5 +119,5 @@ pub fn served(name: &str, point: PathBuf, command: &mut Command, log: &Path) -> 
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(View { name: name.into(), point, server: Some(server) })
+    Ok(View { name: name.into(), point, server: Some(server), native: false })
 }
