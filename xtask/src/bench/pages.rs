@@ -96,3 +96,29 @@ impl Cold {
         Ok(self.map.resident()? / PAGE)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_lookup_are_counted() {
+        let scratch = Scratch::new("pages-test").unwrap();
+        let path = scratch.dir().join("index");
+        let mut file = File::create(&path).unwrap();
+        image::index::build(&crate::bench::plan::tree(20_000, 1000).unwrap(), &mut file).unwrap();
+        let cold = Cold::open(&path).unwrap();
+        let parent = cold.index.resolve(b"/d000007").unwrap().unwrap();
+        if let Err(e) = cold.forget() {
+            // On tmpfs for one.
+            println!("SKIP pages_of_a_lookup_are_counted: {e}");
+            return;
+        }
+        assert!(cold.index.lookup(parent, b"file-0007123").unwrap().is_some());
+        let first = cold.pages().unwrap();
+        assert!((1..=8).contains(&first), "{first} pages");
+        // Once more, nothing has to come in.
+        assert!(cold.index.lookup(parent, b"file-0007123").unwrap().is_some());
+        assert_eq!(cold.pages().unwrap(), first);
+    }
+}

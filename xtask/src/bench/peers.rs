@@ -180,3 +180,29 @@ pub fn mke2fs(rootfs: &Path, image: &Path) -> Result<Command> {
     command.arg("-d").arg(rootfs).arg(image).arg(format!("{megabytes}M"));
     Ok(command)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_fails_is_noted_and_left_out() {
+        let scratch = Scratch::new("peers-test").unwrap();
+        let site = Site { scratch: &scratch, corpus: "none", rootfs: scratch.dir() };
+        let mut figures = Figures::new("test");
+        // A server that says why it does not serve, and one that shows nothing.
+        let refuses: Make = |site| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo not on Mondays >&2; exit 3"]);
+            views::served("sh", site.point("sh")?, &mut command, &site.image("log"))
+        };
+        assert!(one(&site, "sh", refuses, &mut figures).is_none());
+        let noted = figures.json()["peers"]["sh"].as_str().unwrap().to_owned();
+        assert!(noted.starts_with("could not be measured: "), "{noted}");
+        assert!(noted.contains("not on Mondays") && noted.contains("exit status: 3"), "{noted}");
+        let empty: Make = |site| Ok(View::mounted("sh", site.point("empty")?));
+        assert!(one(&site, "sh", empty, &mut figures).is_none());
+        assert!(one(&site, "no such program", empty, &mut figures).is_none());
+        assert_eq!(figures.json()["peers"]["no such program"], "absent");
+    }
+}

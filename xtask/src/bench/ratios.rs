@@ -133,3 +133,30 @@ fn largest(root: &Path) -> Result<(PathBuf, u64)> {
     ensure!(largest.1 >= 1 << 20, "no big file below {}", root.display());
     Ok((largest.0.strip_prefix(root)?.to_owned(), largest.1))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_corpus_has_its_rows() {
+        for corpus in crate::corpus::ALL.iter().filter(|corpus| **corpus != "linux-20k") {
+            let done: Vec<_> = rows(corpus).iter().map(|row| format!("{:?}", row.0)).collect();
+            assert!(done.contains(&"Tree(Find)".to_owned()) && done.contains(&"Tree(StatAll)".to_owned()), "{corpus}");
+        }
+    }
+
+    #[test]
+    fn the_largest_file_is_read_in_both_ways() {
+        let scratch = crate::scratch::Scratch::new("big-test").unwrap();
+        std::fs::create_dir(scratch.dir().join("d")).unwrap();
+        std::fs::write(scratch.dir().join("small"), [1; 5000]).unwrap();
+        std::fs::write(scratch.dir().join("d/big"), vec![2; (3 << 20) + 7]).unwrap();
+        let (path, len) = largest(scratch.dir()).unwrap();
+        assert_eq!((path.to_str(), len), (Some("d/big"), (3 << 20) + 7));
+        for reads in [Reads::Random, Reads::Sequential] {
+            assert!(read(&scratch.dir().join(&path), len, reads).unwrap() > 0.0);
+        }
+        assert!(read(scratch.dir().join("small").as_path(), 1 << 20, Reads::Sequential).is_err());
+    }
+}
