@@ -63,6 +63,8 @@ enum Task {
     },
     /// The README's examples
     Readme,
+    /// What may come into the build, by cargo-deny
+    Deny,
     /// Random trees, end to end
     Trees {
         /// The first tree's seed
@@ -108,6 +110,7 @@ fn run(task: Task) -> Result<bool> {
             Ok(alone("corpora", |tally| corpus::run(&names, keep, tally)))
         }
         Task::Readme => Ok(alone("readme", readme::run)),
+        Task::Deny => Ok(alone("deny", |tally| test::deny(Duration::from_secs(600), tally))),
         Task::Trees { seed, rounds, names } => Ok(alone("trees", |tally| trees::run(seed, rounds, names, tally))),
         Task::Bench(args) => bench::run(&args).map(|()| true),
         Task::Emit { file } => bench::emit(&file).map(|()| true),

@@ -48,14 +48,15 @@ pub fn run(full: bool) -> Result<bool> {
 
 /// What cargo-deny says of the licences, sources and versions of all that comes into the build; and of the advisories
 /// about it, where their list can be had.
-fn deny(left: Duration, tally: &mut Tally) -> Result<()> {
+pub fn deny(left: Duration, tally: &mut Tally) -> Result<()> {
     if !proc::in_path("cargo-deny") {
         tally.absent("deny", "no cargo-deny in the path (cargo install cargo-deny --locked)");
         return Ok(());
     }
-    cargo(&["deny", "--locked", "check", "bans", "licenses", "sources"], &[], left, tally)?;
+    let check = ["deny", "--locked", "check", "--hide-inclusion-graph"];
+    cargo(&[&check[..], &["bans", "licenses", "sources"]].concat(), &[], left, tally)?;
     let mut command = Command::new("cargo");
-    command.args(["deny", "--locked", "check", "advisories"]).current_dir(crate::repository());
+    command.args(check).arg("advisories").current_dir(crate::repository());
     let outcome = proc::catch(&mut command, left)?;
     if outcome.stderr.contains("advisory database") && !outcome.ok() {
         tally.absent("deny: advisories", "their list could not be fetched");
