@@ -45,7 +45,7 @@ fn priv_a_daemon_killed_while_it_fills_never_gives_a_wrong_byte() {
     let lab = Lab::new();
     let source = Source::medium(&lab);
     lab.take(&source, "a");
-    let (mut struck, mut reused, count) = (0, 0, rounds(12));
+    let (mut struck, mut reused, count) = (0, 0, rounds(20));
     for round in 0..count {
         let shapes = if round % 2 == 0 { ["erofs", "tree"] } else { ["tree", "erofs"] };
         // In some rounds only when part of it is durable.

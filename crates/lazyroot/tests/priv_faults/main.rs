@@ -14,4 +14,5 @@ mod import_kills;
 mod lab;
 mod mount_kills;
 mod places;
+mod silent_store;
 mod support;
