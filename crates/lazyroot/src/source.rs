@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 use store::space::Space;
-use store::{BlockSource, Cache, Done, FetchError, IndexFile, Presence, ReadError, Request, Resolution, Store};
+use store::{BlockSource, Cache, Done, FetchError, IndexFile, Place, Presence, ReadError, Request, Resolution, Store};
 
 /// Blocks of an object beyond which readers' tracks are not kept (64 GiB).
 const MAX_TRACKED: u64 = 1 << 24;
@@ -69,6 +69,8 @@ pub struct OpenImage {
     index: Index,
     spaces: Vec<Arc<Space>>,
     tracks: Vec<Tracks>,
+    /// What it was called when it was first mounted.
+    name: OnceLock<String>,
     /// Keeps the index and its objects from `gc`.
     _kept: IndexFile,
 }
@@ -101,7 +103,19 @@ impl OpenImage {
             spaces.push(cache.space(map).with_context(|| format!("space of object {id}"))?);
             tracks.push(Tracks::new(blocks));
         }
-        Ok(OpenImage { index, spaces, tracks, _kept: file })
+        Ok(OpenImage { index, spaces, tracks, name: OnceLock::new(), _kept: file })
+    }
+
+    /// Tells it a name of its image, for messages; the first one counts.
+    pub fn call(&self, name: &str) {
+        // Mounted under another name before: as good.
+        let _ = self.name.set(name.to_owned());
+    }
+
+    /// What a message about a failure calls something in it.
+    fn place(&self, inside: String) -> Place {
+        let image = self.name.get().cloned().unwrap_or_else(|| format!("index {}", self.index.digest()));
+        Place { image, inside }
     }
 
     /// Its index.
@@ -395,6 +409,19 @@ impl BlockSource for ErofsSource {
             Err(e) => done(Err(as_fetch_error(e))),
         }
     }
+
+    fn place(&self, offset: u64) -> Option<Place> {
+        let mut object = None;
+        let at = offset.max(self.plan.meta_len());
+        // What cannot be found out is left out.
+        let _ = self.runs(at, (at + BLOCK).min(self.plan.image_len()), |data, _, _| {
+            if let Data::Space { object: number, .. } = data {
+                object = self.image.index.object(number).ok();
+            }
+            Ok(Presence::Ready)
+        });
+        Some(self.image.place(object.map_or_else(String::new, |(id, _)| format!("object {id}"))))
+    }
 }
 
 /// An image as a tree.
@@ -537,6 +564,11 @@ impl FileContent for ImageTree {
             Seek::Data => None,
             Seek::Hole => Some(at.min(size)),
         })
+    }
+
+    fn place(&self, ino: u32) -> Option<Place> {
+        let path = self.image.index.path_of(ino).map(|p| crate::paths::show(&p.0)).unwrap_or_default();
+        Some(self.image.place(path))
     }
 }
 

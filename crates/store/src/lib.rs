@@ -48,7 +48,7 @@ pub use object_store::{Class, Done, FetchError, LenDone, ObjectStore, ReadDone, 
 pub use pack::{PackOptions, PackStream, PackWriter, PackedObject};
 pub use refs::{ImageName, ImageRecord};
 pub use session::ImportSession;
-pub use source::{BlockSource, Presence, ReadError, Resolution, Segment, SpaceGuard};
+pub use source::{BlockSource, Place, Presence, ReadError, Resolution, Segment, SpaceGuard};
 pub use tmp::TmpFile;
 
 use disk::{Disk, RealDisk};

@@ -324,6 +324,20 @@ pub trait BlockSource: Send + Sync {
     /// Makes what is missing of the range present. `done` is called exactly once, at once or later on another
     /// thread, at the latest when the request's deadline passes; it must not block.
     fn fetch(&self, offset: u64, len: usize, request: Request, done: Done);
+
+    /// What lies there, for messages about a failure; may take its time.
+    fn place(&self, _offset: u64) -> Option<Place> {
+        None
+    }
+}
+
+/// What a failed read was about, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The image.
+    pub image: String,
+    /// A path in it, or an object of it; empty when neither is known.
+    pub inside: String,
 }
 
 /// Why [`read_into`] has no bytes.

@@ -217,6 +217,7 @@ impl State {
                 Some(superblock) => (Arc::clone(superblock), true),
                 None => {
                     let superblock = Arc::new(self.images.make(digest, shape, &request.image)?);
+                    superblock.opened.call(&request.image);
                     *made = Some(Arc::clone(&superblock));
                     (superblock, false)
                 }
@@ -261,6 +262,7 @@ impl State {
     /// Serves a user's tree.
     pub fn serve(&self, digest: &Digest, image: &str, target: &str, pid: i32) -> anyhow::Result<u64> {
         let (session, opened, label) = self.images.serve_at(digest, Path::new(target))?;
+        opened.call(image);
         let entry = sys::mountinfo::of_self()?.into_iter().rfind(|e| e.source == *label);
         let device = entry.as_ref().map_or(Dev { major: 0, minor: 0 }, dev_of);
         let mut inner = self.inner();

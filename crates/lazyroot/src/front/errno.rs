@@ -149,19 +149,21 @@ fn name(errno: Errno) -> String {
     }
 }
 
-/// An error with its causes, on one line.
-#[derive(Debug)]
-struct Chain<'a>(&'a dyn std::error::Error);
+/// An error with its causes, on one line, each said once: many messages name their cause themselves.
+pub(crate) struct Chain<'a>(pub(crate) &'a dyn std::error::Error);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
+        let mut text = self.0.to_string();
         let mut next = self.0.source();
         while let Some(cause) = next {
-            write!(f, ": {cause}")?;
+            let said = cause.to_string();
+            if !text.contains(&said) {
+                text = format!("{text}: {said}");
+            }
             next = cause.source();
         }
-        Ok(())
+        f.write_str(&text)
     }
 }
 
@@ -193,12 +195,14 @@ mod tests {
             FetchError::TimedOut.into(),
             Fault::Evicted,
             Fault::Io { what: "reading a space", source: cause },
+            FetchError::io("read", std::io::Error::other("the disk says no")).into(),
         ] {
             assert_eq!(of(&fault, &log, format_args!("image: reading")), Errno::IO, "{fault}");
         }
         let lines = lines.into_inner().unwrap();
-        assert_eq!(lines.len(), 5);
+        assert_eq!(lines.len(), 6);
         assert!(lines.iter().all(|(level, _)| *level == Level::Error));
         assert_eq!(lines[4].1, "image: reading: reading a space: the disk says no: the reader gets EIO");
+        assert!(lines.iter().all(|(_, line)| line.matches("the disk says no").count() <= 1), "{lines:?}");
     }
 }

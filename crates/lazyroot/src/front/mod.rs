@@ -17,7 +17,7 @@ pub use fuse::read::{BufferPool, Context, ReadPath};
 pub use fuse::serve::{Counters, Session};
 pub use tree::{TreeOptions, TreeSession};
 
-use store::{Done, Presence, Request, Resolution};
+use store::{Done, Place, Presence, Request, Resolution};
 
 /// What stat(2) tells of an inode, but for its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,6 +76,11 @@ pub trait FileContent: Send + Sync {
     /// The first byte at or after `offset` that is data, or in a hole; the end of the file counts as a hole. `None`:
     /// no data from there on. `offset` lies inside the file.
     fn seek(&self, ino: u32, offset: u64, what: Seek) -> Result<Option<u64>, Fault>;
+
+    /// Which file of which image that is, for messages about a failure; may take its time.
+    fn place(&self, _ino: u32) -> Option<Place> {
+        None
+    }
 }
 
 /// A read-only directory tree that never changes. Inode 0 is its root; inodes are numbered without gaps that matter.

@@ -45,7 +45,15 @@ fn priv_a_bit_that_flips_in_a_pack_fails_its_files_and_no_others() {
             lab.run(&["cat", "a", &format!("/{name}")]).fails(5, &[name, "frame"]);
             lab.run(&["export", "a", "--as", "erofs", lab.path(&format!("x{at}")).to_str().unwrap()]).fails(5, &[]);
             assert!(lab.counter("corrupt_fetched") > 0);
-            assert!(lab.run(&["logs"]).ok().out.contains("EIO"));
+            // The log says of which image, and which file of a tree, which object's frame, and why, each once.
+            let log = lab.run(&["logs"]).ok().out;
+            let line = log.lines().rfind(|l| l.contains("the reader gets EIO")).unwrap();
+            assert!(line.contains(" error: a:latest: "), "{line}");
+            assert_eq!(line.matches("object ").count(), 1, "{line}");
+            assert!(line.contains(", frame ") && line.matches("mismatch").count() <= 1, "{line}");
+            if i % 2 == 1 {
+                assert!(reading.failed.iter().any(|(name, _)| line.contains(&format!(" /{name}: "))), "{line}");
+            }
         }
         // Mended, it is read again, by the same mount.
         flip(&pack, at, bit);

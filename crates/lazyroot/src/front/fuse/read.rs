@@ -14,7 +14,7 @@ use std::io::IoSliceMut;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use store::{BlockSource, Class, FetchError, Presence, Resolution, Segment};
+use store::{BlockSource, Class, FetchError, Place, Presence, Resolution, Segment};
 use sys::pipe::Pipe;
 use zerocopy::IntoBytes;
 
@@ -190,15 +190,15 @@ fn try_answer(
     let left = match resolved {
         Ok(Presence::Missing) => Some(request),
         Ok(Presence::Ready) if scratch.resolution.len() == len => {
-            send(shared, scratch, request, offset);
+            send(shared, scratch, target, request, offset);
             None
         }
         Ok(Presence::Ready) => {
-            fail(shared, request, &broken("a range was resolved to another length"), offset, len);
+            fail(shared, target, request, &broken("a range was resolved to another length"), offset, len);
             None
         }
         Err(fault) => {
-            fail(shared, request, &fault, offset, len);
+            fail(shared, target, request, &fault, offset, len);
             None
         }
     };
@@ -206,9 +206,37 @@ fn try_answer(
     left
 }
 
-fn fail(shared: &Shared, request: Request, fault: &Fault, offset: u64, len: usize) {
-    let what = format_args!("{}: reading {len} bytes at {offset}", shared.name);
-    request.error(errno::of(fault, &*shared.context.log, what));
+fn fail(shared: &Shared, target: TargetRef<'_>, request: Request, fault: &Fault, offset: u64, len: usize) {
+    let what = What { shared, target, fault, offset, len };
+    request.error(errno::of(fault, &*shared.context.log, format_args!("{what}")));
+}
+
+/// A read for a log line. Where it is about is only looked up when it is written.
+struct What<'a> {
+    shared: &'a Shared,
+    target: TargetRef<'a>,
+    fault: &'a Fault,
+    offset: u64,
+    len: usize,
+}
+
+impl std::fmt::Display for What<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = match self.target {
+            TargetRef::Tree(tree, ino) => tree.place(ino),
+            TargetRef::Block(source) => source.place(self.offset),
+        };
+        match place {
+            // What the fault names itself is not said twice.
+            Some(Place { image, inside }) if !errno::Chain(self.fault).to_string().contains(&inside) => {
+                write!(f, "{image}: {inside}: ")?;
+            }
+            Some(Place { image, .. }) => write!(f, "{image}: ")?,
+            None => write!(f, "{}: ", self.shared.name)?,
+        }
+        let of = if matches!(self.target, TargetRef::Block(_)) { " of the image file" } else { "" };
+        write!(f, "reading {} bytes at {}{of}", self.len, self.offset)
+    }
 }
 
 /// A source that does not keep its word.
@@ -221,13 +249,13 @@ fn park(shared: &Arc<Shared>, mut read: ParkedRead) {
     read.fetches += 1;
     if read.fetches > MAX_FETCHES || Instant::now() >= read.deadline {
         let fault = if read.fetches > MAX_FETCHES { Fault::Evicted } else { FetchError::TimedOut.into() };
-        return fail(shared, read.request, &fault, read.offset, read.len);
+        return fail(shared, read.target.as_ref(), read.request, &fault, read.offset, read.len);
     }
     let unique = read.request.unique();
     let request = store::Request { id: unique, class: Class::Demand, deadline: read.deadline };
     let (target, offset, len) = (read.target.clone(), read.offset, read.len);
     if let Err(read) = shared.parked.park(read) {
-        return fail(shared, read.request, &Fault::Ending, offset, len);
+        return fail(shared, read.target.as_ref(), read.request, &Fault::Ending, offset, len);
     }
     // From here on the completion, an interruption or the session's end may have answered already.
     let shared = Arc::clone(shared);
@@ -243,7 +271,7 @@ fn complete(shared: &Arc<Shared>, unique: u64, result: Result<(), FetchError>) {
     let Some(read) = shared.parked.take(unique) else { return };
     let (offset, len) = (read.offset, read.len);
     if let Err(e) = result {
-        return fail(shared, read.request, &e.into(), offset, len);
+        return fail(shared, read.target.as_ref(), read.request, &e.into(), offset, len);
     }
     let ParkedRead { request, target, deadline, fetches, tid, .. } = read;
     let left = COMPLETER.with(|scratch| match scratch.try_borrow_mut() {
@@ -265,13 +293,13 @@ pub(crate) fn interrupt(shared: &Shared, unique: u64) -> bool {
         && let Some(read) = shared.parked.take(unique)
     {
         let (offset, len) = (read.offset, read.len);
-        fail(shared, read.request, &Fault::Interrupted, offset, len);
+        fail(shared, read.target.as_ref(), read.request, &Fault::Interrupted, offset, len);
     }
     true
 }
 
 /// Sends what a resolution holds.
-fn send(shared: &Shared, scratch: &mut ReadScratch, request: Request, offset: u64) {
+fn send(shared: &Shared, scratch: &mut ReadScratch, target: TargetRef<'_>, request: Request, offset: u64) {
     let resolution = &scratch.resolution;
     let len = resolution.len();
     shared.counters.count_read(len);
@@ -297,12 +325,12 @@ fn send(shared: &Shared, scratch: &mut ReadScratch, request: Request, offset: u6
     if resolution.segments().len() > MAX_PARTS / 4 {
         match fill(resolution, &mut buffer[..len], uncached, true) {
             Ok(()) => request.ok(&[&buffer[..len]]),
-            Err(fault) => fail(shared, request, &fault, offset, len),
+            Err(fault) => fail(shared, target, request, &fault, offset, len),
         }
     } else {
         match fill(resolution, &mut buffer[..in_files], uncached, false) {
             Ok(()) => gathered(resolution, &buffer[..in_files], request),
-            Err(fault) => fail(shared, request, &fault, offset, len),
+            Err(fault) => fail(shared, target, request, &fault, offset, len),
         }
     }
     shared.context.buffers.put(buffer);
