@@ -198,6 +198,9 @@ pub fn unmount(path: &Path, lazy: bool, daemon: Option<i32>) -> anyhow::Result<U
     let path = absolute_but_last(path)?;
     let shown = path.display();
     let Some(mounted) = Mounted::open(&path).with_context(|| shown.to_string())? else {
+        if path == Path::new("/") {
+            return Err(Failure::usage("/ is not lazyroot's").into());
+        }
         return Err(Failure::not_found(format!("nothing is mounted at {shown}")).into());
     };
     let entry = mounted.entry.clone();
@@ -546,6 +549,7 @@ mod tests {
         }
         let error = unmount(Path::new("/proc"), false, None).unwrap_err();
         assert_eq!(kind_of(&error), Kind::Usage);
+        assert_eq!(kind_of(&unmount(Path::new("/"), false, None).unwrap_err()), Kind::Usage);
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(kind_of(&unmount(dir.path(), false, None).unwrap_err()), Kind::NotFound);
         assert_eq!(kind_of(&unmount(&dir.path().join("a/b"), false, None).unwrap_err()), Kind::NotFound);

@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::args::{DaemonCommand, DaemonOptions};
-use super::output::moment;
+use super::output::{count, moment};
 use crate::control::proto::{Reply, Request};
 use crate::daemon::log::older;
 use crate::daemon::serve::{Begun, Ground, serve};
@@ -113,13 +113,13 @@ fn status(context: &Context) -> anyhow::Result<()> {
     let mut value = serde_json::to_value(&status)?;
     value["running"] = json!(true);
     let text = format!(
-        "running: process {}, version {}, since {}\nroot: {}\n{} leases on {} superblocks{}\n{}{}",
+        "running: process {}, version {}, since {}\nroot: {}\n{} on {}{}\n{}{}",
         status.pid,
         status.version,
         moment(status.since),
         status.root,
-        status.leases,
-        status.superblocks,
+        count(status.leases as u64, "lease"),
+        count(status.superblocks as u64, "superblock"),
         if status.privileged { "" } else { " (user mounts only: no right to mount)" },
         if status.idle == 0 { "stays".to_owned() } else { format!("ends {} s after the last lease", status.idle) },
         if status.stopping { "; told to end with the last lease" } else { "" },

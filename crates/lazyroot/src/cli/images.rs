@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::args;
-use super::output::{moment, size, span};
+use super::output::{count, moment, size, span};
 use super::progress::Line;
 use crate::control::proto::{Reply, Request};
 use crate::failure::{Failure, Kind};
@@ -86,9 +86,9 @@ pub fn import(context: &Context, args: &args::Import) -> anyhow::Result<()> {
         String::new()
     };
     context.out.line(format!(
-        "{name}: {} names, {} files, {} of content; {} added to the store{duplicate}; {}",
-        report.names,
-        report.files,
+        "{name}: {}, {}, {} of content; {} added to the store{duplicate}; {}",
+        count(report.names, "name"),
+        count(report.files, "file"),
         size(report.content_bytes),
         size(report.stored_bytes),
         span(began.elapsed())
@@ -140,6 +140,9 @@ pub fn list(context: &Context) -> anyhow::Result<()> {
     }
     if !context.out.json {
         context.out.table(&["NAME", "IDENTITY", "CREATED", "NAMES", "CONTENT", "ORIGIN"], &rows)?;
+        if rows.is_empty() {
+            context.out.note("no images; `lazyroot import SOURCE NAME` makes one");
+        }
     }
     if damaged > 0 {
         return Err(Failure::corrupt(format!("{damaged} records are damaged; import those images again")).into());
@@ -195,8 +198,13 @@ fn rm_one(context: &Context, store: &store::Store, name: &str, force: bool) -> a
         None if container => super::containers::remove(context, name, force),
         None => {
             // Also removes a record that cannot be read.
-            store.remove(&ImageName::parse(name)?)?;
-            Ok("image")
+            match store.remove(&ImageName::parse(name)?) {
+                Err(StoreError::NoImage { .. }) => Err(Failure::not_found(format!(
+                    "no image and no container named {name}; `lazyroot images` and `lazyroot ps -a` list what there is"
+                ))
+                .into()),
+                removed => Ok(removed.map(|()| "image")?),
+            }
         }
     }
 }
@@ -213,10 +221,10 @@ pub fn gc(context: &Context) -> anyhow::Result<()> {
         "bytes": report.bytes, "cache_bytes": pruned, "in_use": hex(&report.in_use),
     });
     let mut text = format!(
-        "removed {} indexes, {} objects and {} leftovers of imports: {}",
-        report.indexes.len(),
-        report.objects.len(),
-        report.leftovers,
+        "removed {}, {} and {} of imports: {}",
+        count(report.indexes.len() as u64, "index"),
+        count(report.objects.len() as u64, "object"),
+        count(report.leftovers, "leftover"),
         size(report.bytes)
     );
     if pruned > 0 {
@@ -308,12 +316,12 @@ pub fn fsck(context: &Context, names: &[String]) -> anyhow::Result<()> {
         &json!({"event": "done", "images": report.images, "objects": report.objects, "frames": report.frames,
             "bytes": report.bytes, "problems": problems.len(), "serious": serious}),
         format!(
-            "checked {} images, {} objects, {} frames ({}): {} problems",
-            report.images,
-            report.objects,
-            report.frames,
+            "checked {}, {}, {} ({}): {}",
+            count(report.images, "image"),
+            count(report.objects, "object"),
+            count(report.frames, "frame"),
             size(report.bytes),
-            problems.len()
+            count(problems.len() as u64, "problem")
         ),
     )?;
     std::io::stdout().flush()?;

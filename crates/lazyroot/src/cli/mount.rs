@@ -7,7 +7,8 @@ use super::uppers;
 use crate::control::client::Client;
 use crate::control::proto::{MountRequest, Reply, Request, Shape, Top, Use};
 use crate::dirs::private_dir;
-use crate::failure::Failure;
+use crate::errors;
+use crate::failure::{Failure, Kind};
 use crate::mounts::{self, Target};
 use crate::reader::{self, ImageReader};
 use anyhow::Context as _;
@@ -172,8 +173,16 @@ fn user_mount(
 /// `umount`
 pub fn umount(context: &Context, targets: &[PathBuf], lazy: bool) -> anyhow::Result<()> {
     let mut failed = None;
-    // A daemon that cannot be told is a reason to do nothing, not to complain afterwards.
-    drop(Client::connect_to(&context.dirs)?);
+    // One of another root is a reason to do nothing, not to complain afterwards. One that does not answer is none: taking
+    // its mounts away must be possible, and it looks for itself.
+    let answers = match Client::connect_to(&context.dirs) {
+        Ok(_) => true,
+        Err(e) if errors::kind_of(&e) == Kind::Busy => return Err(e),
+        Err(e) => {
+            context.out.note(format!("lazyroot: {}", errors::message(&e)));
+            false
+        }
+    };
     let daemon = crate::daemon::start::holder_pid(&context.dirs);
     for dir in targets {
         match mounts::unmount(dir, lazy, daemon) {
@@ -190,13 +199,13 @@ pub fn umount(context: &Context, targets: &[PathBuf], lazy: bool) -> anyhow::Res
                 }
             }
             Err(e) if targets.len() > 1 => {
-                context.out.note(format!("lazyroot: {}", crate::errors::message(&e)));
+                context.out.note(format!("lazyroot: {}", errors::message(&e)));
                 failed.get_or_insert(e);
             }
             Err(e) => return Err(e),
         }
     }
-    if let Some(mut client) = context.running_daemon()? {
+    if answers && let Some(mut client) = context.running_daemon()? {
         client.ask(&Request::Rescan)?;
     }
     failed.map_or(Ok(()), Err)

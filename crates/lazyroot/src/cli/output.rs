@@ -81,6 +81,17 @@ pub fn size(bytes: u64) -> String {
     if value < 10.0 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
+/// So many of something: `1 image`, `2 images`, `1 index`, `2 indexes`.
+pub fn count(number: impl Into<u64>, what: &str) -> String {
+    let number = number.into();
+    let ending = match number {
+        1 => "",
+        _ if what.ends_with('x') => "es",
+        _ => "s",
+    };
+    format!("{number} {what}{ending}")
+}
+
 /// A span for people.
 pub fn span(time: std::time::Duration) -> String {
     let seconds = time.as_secs_f64();
@@ -116,6 +127,8 @@ mod tests {
         ] {
             assert_eq!(size(bytes), want);
         }
+        assert_eq!((count(1u64, "image"), count(0u64, "file")), ("1 image".into(), "0 files".into()));
+        assert_eq!((count(1u64, "index"), count(2u64, "index")), ("1 index".into(), "2 indexes".into()));
         assert_eq!(span(Duration::from_micros(12)), "12 µs");
         assert_eq!(span(Duration::from_micros(12_340)), "12.3 ms");
         assert_eq!(span(Duration::from_millis(1_500)), "1.5 s");

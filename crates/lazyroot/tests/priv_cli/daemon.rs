@@ -135,6 +135,30 @@ fn priv_a_daemon_of_another_root_is_left_alone() {
 }
 
 #[test]
+fn priv_a_daemon_that_cannot_be_talked_to_does_not_keep_its_mounts() {
+    skip_if!("priv_a_daemon_that_cannot_be_talked_to_does_not_keep_its_mounts", needs_mounts());
+    let lab = Lab::new();
+    lab.image("a");
+    let point = lab.point("m");
+    lab.run(&["mount", "a", &point]).ok();
+    // In the place of its socket somebody who speaks another version.
+    let (socket, aside) = (lab.state.join("control.sock"), lab.state.join("aside"));
+    std::fs::rename(&socket, &aside).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let other = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        wire::recv::<Request>(&stream).unwrap();
+        wire::send(&stream, &Reply::Hello { version: 99, pid: 1, root: None }, &[]).unwrap();
+    });
+    let done = lab.run(&["umount", &point]).ok();
+    assert!(done.err.contains("protocol 99"), "{}", done.err);
+    assert!(lab.mounted().is_empty());
+    other.join().unwrap();
+    std::fs::rename(&aside, &socket).unwrap();
+    lab.no_leases();
+}
+
+#[test]
 fn priv_killed_with_nothing_mounted_it_is_just_replaced() {
     skip_if!("priv_killed_with_nothing_mounted_it_is_just_replaced", needs_mounts());
     // On a root that has never been used.

@@ -21,7 +21,7 @@ fn messages_say_what_where_and_what_to_do() {
         (&["inspect", "nothing"], 3, &["nothing:latest", "lazyroot images"]),
         (&["inspect", "a:missing"], 3, &["a:missing"]),
         (&["tag", "nothing", "b"], 3, &["nothing"]),
-        (&["rm", "nothing"], 3, &["nothing"]),
+        (&["rm", "nothing"], 3, &["no image and no container named nothing", "ps -a"]),
         (&["cat", "a", "/no/such"], 3, &["/no/such"]),
         (&["cat", "a", "/dir"], 2, &["directory"]),
         (&["ls", "a", "/no"], 3, &["/no"]),
