@@ -456,6 +456,14 @@ impl Tree {
         }
     }
 
+    /// Every file that has content, whatever its names, in no order.
+    pub fn files(&self) -> impl Iterator<Item = (NodeId, FileContent)> + '_ {
+        let rows = 0..self.nodes.len() as u32;
+        rows.filter(|&n| self.nodes[n].nlink > 0).filter_map(|n| {
+            self.content_row(n).map(|c| (NodeId(n), FileContent { size: c.size, digest: c.digest }))
+        })
+    }
+
     /// A file's runs, merged where they touch.
     pub fn runs(&self, node: NodeId) -> impl Iterator<Item = Run> + '_ {
         self.content_row(node.0).map_or(arena::Runs::NONE, |c| self.extents.runs(c))

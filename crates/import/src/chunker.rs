@@ -119,6 +119,11 @@ impl<'a> ChunkWriter<'a> {
         Ok(())
     }
 
+    /// Counts bytes of a file whose content is not wanted.
+    pub(crate) fn pass(&mut self, bytes: u64) -> Result<(), ImportError> {
+        self.report(bytes)
+    }
+
     /// Ends the file: its digest, and its runs until the next `begin`.
     pub(crate) fn finish(&mut self) -> Result<(Digest, &[LocalRun]), ImportError> {
         self.skip_to(self.size)?;

@@ -28,6 +28,7 @@ pub(crate) struct Context<'a> {
     sparse: AtomicU64,
     found: AtomicU64,
     dropped_xattrs: AtomicU64,
+    hidden: AtomicU64,
     stop: AtomicBool,
 }
 
@@ -47,6 +48,7 @@ impl<'a> Context<'a> {
             sparse: AtomicU64::new(0),
             found: AtomicU64::new(0),
             dropped_xattrs: AtomicU64::new(0),
+            hidden: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         }
     }
@@ -120,6 +122,16 @@ impl<'a> Context<'a> {
         self.found.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// A file's content was not packed, since an upper layer hides it.
+    pub(crate) fn hidden(&self, bytes: u64) {
+        self.hidden.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Some of that was wanted after all.
+    pub(crate) fn shown(&self, bytes: u64) {
+        self.hidden.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     /// Attributes were left out.
     pub(crate) fn dropped_xattrs(&self, n: u64) {
         self.dropped_xattrs.fetch_add(n, Ordering::Relaxed);
@@ -139,6 +151,7 @@ impl<'a> Context<'a> {
             source_bytes: self.bytes.load(Ordering::Relaxed),
             found_bytes: self.found.load(Ordering::Relaxed),
             dropped_xattrs: self.dropped_xattrs.load(Ordering::Relaxed),
+            hidden_bytes: self.hidden.load(Ordering::Relaxed),
         }
     }
 }
@@ -149,4 +162,5 @@ pub(crate) struct Totals {
     pub(crate) source_bytes: u64,
     pub(crate) found_bytes: u64,
     pub(crate) dropped_xattrs: u64,
+    pub(crate) hidden_bytes: u64,
 }

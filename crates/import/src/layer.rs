@@ -14,6 +14,7 @@ use crate::chunker::{ChunkWriter, lock};
 use crate::context::Context;
 use crate::decode::{DecodeError, Decoder};
 use crate::error::ImportError;
+use crate::hidden::{Covers, Marker};
 use crate::spool::{Head, RecordKind, Spool, SpoolWriter};
 use crate::tar::{Entry, EntryKind, Event, Parser, TarError, TarLimits, Why};
 use format::Digest;
@@ -38,6 +39,21 @@ pub(crate) struct LayerSource<'a> {
     /// Of the unpacked archive.
     pub(crate) diff_id: Option<BlobDigest>,
     pub(crate) open: Open<'a>,
+}
+
+/// Which content of a layer is wanted.
+#[derive(Clone, Copy)]
+pub(crate) enum Pass<'p> {
+    /// All that no upper layer is known to hide. The layer's number and what is known; it is noted what this one hides.
+    First(usize, &'p Covers),
+    /// Only that of these records, in order; what was counted the first time is not counted again.
+    Again(&'p [Marker]),
+}
+
+impl Pass<'_> {
+    fn is_first(self) -> bool {
+        matches!(self, Pass::First(..))
+    }
 }
 
 /// A filled buffer, shared by hasher and parser; goes back to the pool when both are done with it.
@@ -68,9 +84,14 @@ pub(crate) fn decode<'a>(
     context: &'a Context<'a>,
     layer: &LayerSource<'_>,
     writer: &mut ChunkWriter<'a>,
+    pass: Pass<'_>,
 ) -> Result<Spool<'a>, ImportError> {
     let place = &layer.place;
-    let took = |n| context.took(n);
+    let took = |n| {
+        if pass.is_first() {
+            context.took(n);
+        }
+    };
     let mut reader = BlobReader::new((layer.open)()?, &layer.promise, &took);
     // A plain layer's diff_id is the digest of the blob itself.
     let head = reader.peek(Decoder::HEAD).map_err(|e| read_error(e, &layer.promise, place))?;
@@ -101,7 +122,7 @@ pub(crate) fn decode<'a>(
             };
             (stopped, checked)
         })?;
-        let parsed = parse(context, place, &from_reader, writer);
+        let parsed = parse(context, place, &from_reader, writer, pass);
         drop(from_reader);
         let (stopped, checked) = join(reader);
         let have = hasher.map(join);
@@ -192,6 +213,7 @@ fn parse<'a>(
     place: &str,
     buffers: &Receiver<Arc<Shared>>,
     writer: &mut ChunkWriter<'a>,
+    pass: Pass<'_>,
 ) -> Result<Spool<'a>, ImportError> {
     let limits = &context.options.limits;
     let mut parser = Parser::new(TarLimits {
@@ -199,20 +221,23 @@ fn parse<'a>(
         sparse_pieces: limits.sparse_pieces,
         file_bytes: limits.file_bytes,
     });
-    let mut sink =
-        Sink { context, place, writer, spool: SpoolWriter::new(context.session, &context.budget), entries: 0 };
+    let spool = SpoolWriter::new(context.session, &context.budget);
+    let mut sink = Sink { context, place, writer, spool, entries: 0, records: 0, pass, skipped: false };
     for buffer in buffers {
         let mut input = &buffer.bytes[..];
         let before = sink.entries;
         loop {
             match parser.step(&mut input).map_err(|e| tar_error(place, e))? {
                 Event::NeedMore | Event::End => break,
+                Event::Data { bytes, .. } if sink.skipped => sink.writer.pass(bytes.len() as u64)?,
                 Event::Data { offset, bytes } => sink.writer.data(offset, bytes)?,
                 Event::Entry => sink.entry(parser.entry_mut())?,
                 Event::EntryEnd => sink.file(parser.entry_mut())?,
             }
         }
-        context.entries(sink.entries - before);
+        if pass.is_first() {
+            context.entries(sink.entries - before);
+        }
     }
     parser.finish().map_err(|e| tar_error(place, e))?;
     sink.spool.finish().map_err(|e| e.at(place))
@@ -225,6 +250,11 @@ struct Sink<'s, 'a> {
     writer: &'s mut ChunkWriter<'a>,
     spool: SpoolWriter<'a>,
     entries: u64,
+    /// Records so far, or that there would be.
+    records: u32,
+    pass: Pass<'s>,
+    /// The current file's content is not wanted.
+    skipped: bool,
 }
 
 impl Sink<'_, '_> {
@@ -235,15 +265,26 @@ impl Sink<'_, '_> {
         if self.entries > limit {
             return Err(ImportError::Limit { place: self.place.into(), what: format!("more than {limit} entries") });
         }
+        if entry.kind == EntryKind::Ignored {
+            return Ok(());
+        }
+        let Pass::First(layer, covers) = self.pass else {
+            self.again(entry);
+            return Ok(());
+        };
         let had = entry.xattrs.len();
         entry.xattrs.retain(|(name, _)| image::tree::xattr_is_supported(name));
         let dropped = (had - entry.xattrs.len()) as u64 + u64::from(entry.foreign_attributes);
         if dropped > 0 {
             self.context.dropped_xattrs(dropped);
         }
+        if layer > 0 {
+            covers.note(layer, entry);
+        }
         let kind = match entry.kind {
             EntryKind::File => {
                 self.context.file_size(entry.size)?;
+                self.skipped = entry.size > 0 && covers.hides(layer, &entry.path);
                 self.writer.begin(entry.size);
                 return Ok(());
             }
@@ -255,13 +296,35 @@ impl Sink<'_, '_> {
             EntryKind::Block => RecordKind::Block { major: entry.major, minor: entry.minor },
             EntryKind::Ignored => return Ok(()),
         };
+        self.records += 1;
         let head = head(entry, kind, Digest::default());
         self.spool.push(&head, &entry.path, &entry.link, &entry.xattrs, &[]).map_err(|e| e.at(self.place))
     }
 
+    /// The same of a layer that was read before.
+    fn again(&mut self, entry: &Entry) {
+        if entry.kind != EntryKind::File {
+            self.records += 1;
+            return;
+        }
+        let Pass::Again(wanted) = self.pass else { return };
+        self.skipped = wanted.binary_search_by_key(&self.records, |m| m.record).is_err();
+        self.writer.begin(entry.size);
+    }
+
     /// A file is complete.
     fn file(&mut self, entry: &Entry) -> Result<(), ImportError> {
-        let (digest, runs) = self.writer.finish()?;
+        let record = self.records;
+        self.records += 1;
+        let skipped = std::mem::take(&mut self.skipped);
+        let (digest, runs) = match self.pass {
+            Pass::First(layer, _) if skipped => {
+                self.context.hidden(entry.size);
+                (Marker { layer: layer as u32, record }.digest(), &[][..])
+            }
+            Pass::Again(_) if skipped => return Ok(()),
+            _ => self.writer.finish()?,
+        };
         let head = head(entry, RecordKind::File, digest);
         self.spool.push(&head, &entry.path, &[], &entry.xattrs, runs).map_err(|e| e.at(self.place))
     }

@@ -1,22 +1,26 @@
 //! An image's layers: decoded concurrently, merged in order.
 //!
-//! A few threads take the next layer each; a layer that stands several times in an image is decoded once. The
-//! calling thread merges each layer as soon as it and all below it are there. Memory does not depend on the number
-//! of layers: what waits is spooled.
+//! A few threads take the next layer each, from the top down, so that it is known what upper layers hide when the lower
+//! ones are packed; see [`crate::hidden`]. Small layers go first: most whiteouts are in those, and none of them waits
+//! for a large one. A layer that stands several times in an image is decoded once. The calling thread merges each layer
+//! as soon as it and all below it are there. Memory does not depend on the number of layers: what waits is spooled.
 
-use crate::chunker::{ChunkWriter, LocalRun, OWN_PACK};
+use crate::chunker::{ChunkWriter, LocalRun, OWN_PACK, lock};
 use crate::context::Context;
 use crate::error::ImportError;
-use crate::layer::{LayerSource, decode};
+use crate::hidden::{Covers, Marker};
+use crate::layer::{LayerSource, Pass, decode};
 use crate::spool::{Record, RecordKind, Spool};
 use image::merge::{Body, Entry, MergeError, Merger, Outcome};
-use image::tree::{Attrs, Run, Tree, TreeError};
+use image::tree::{Attrs, NodeId, Run, Tree, TreeError};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Condvar, Mutex, PoisonError, mpsc};
 
 /// Layers decoded at a time, however many threads there are: each needs up to about 12 MiB.
 const MAX_CONCURRENT: usize = 8;
+
+/// Bytes of a layer, as stored, that it takes no time to decode.
+const SMALL: u64 = 1 << 20;
 
 /// What the merge saw on the way.
 #[derive(Debug, Default, Clone, Copy)]
@@ -32,14 +36,14 @@ pub(crate) fn import_layers<'a>(
     layers: &[LayerSource<'_>],
 ) -> Result<(TreeAndPack, MergeCounts), ImportError> {
     let order = unique(layers);
-    let firsts: Vec<usize> = (0..layers.len()).filter(|&i| order[i] == i).collect();
-    let next = AtomicUsize::new(0);
+    let schedule = Schedule::new(layers, &order);
+    let covers = Covers::default();
     let (tx, results) = mpsc::channel();
-    let workers = context.options.threads.clamp(1, MAX_CONCURRENT).min(firsts.len().max(1));
+    let workers = context.options.threads.clamp(1, MAX_CONCURRENT).min(schedule.order.len().max(1));
     std::thread::scope(|scope| {
         for _ in 0..workers {
-            let (tx, firsts, next) = (tx.clone(), &firsts, &next);
-            let work = move || work(context, layers, firsts, next, &tx);
+            let (tx, schedule, covers) = (tx.clone(), &schedule, &covers);
+            let work = move || work(context, layers, schedule, covers, &tx);
             let started = std::thread::Builder::new().name("layer".into()).spawn_scoped(scope, work);
             if let Err(e) = started {
                 context.stop();
@@ -47,12 +51,61 @@ pub(crate) fn import_layers<'a>(
             }
         }
         drop(tx);
-        let merged = merge(context, tree, layers, &order, &results);
+        let merged = merge(context, tree, layers, &order, &results).and_then(|(mut merging, counts)| {
+            merging.show(context, layers)?;
+            Ok((TreeAndPack { tree: merging.merger.finish(), pack: merging.objects[OWN_PACK as usize] }, counts))
+        });
         if merged.is_err() {
             context.stop();
         }
         merged
     })
+}
+
+/// Which layer is decoded next.
+struct Schedule {
+    /// Each different layer by its highest place: small ones from the top down, then the others.
+    order: Vec<usize>,
+    small: usize,
+    state: Mutex<Progressed>,
+    /// A small layer is done.
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct Progressed {
+    next: usize,
+    small_done: usize,
+}
+
+impl Schedule {
+    fn new(layers: &[LayerSource<'_>], same: &[usize]) -> Schedule {
+        let highest = (0..layers.len()).rev().filter(|&i| !same[i + 1..].contains(&same[i]));
+        let is_small = |i: &usize| layers[*i].promise.size.is_some_and(|n| n <= SMALL);
+        let (mut order, large): (Vec<usize>, Vec<usize>) = highest.partition(is_small);
+        let small = order.len();
+        order.extend(large);
+        Schedule { order, small, state: Mutex::default(), done: Condvar::new() }
+    }
+
+    /// The next layer. A large one is given out when all small ones are done.
+    fn next(&self) -> Option<usize> {
+        let mut state = lock(&self.state);
+        let n = state.next;
+        state.next += 1;
+        while n >= self.small && state.small_done < self.small {
+            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.order.get(n).copied()
+    }
+
+    /// A layer is decoded, or has failed.
+    fn decoded(&self, layer: usize) {
+        if self.order[..self.small].contains(&layer) {
+            lock(&self.state).small_done += 1;
+            self.done.notify_all();
+        }
+    }
 }
 
 /// What a worker says.
@@ -62,7 +115,7 @@ enum Message<'a> {
     Closed(Result<(), ImportError>),
 }
 
-/// For each layer the first one that is the same.
+/// For each layer a number that equal ones share.
 fn unique(layers: &[LayerSource<'_>]) -> Vec<usize> {
     let mut seen = HashMap::new();
     let same = |(i, l): (usize, &LayerSource<'_>)| match &l.promise.digest {
@@ -75,17 +128,21 @@ fn unique(layers: &[LayerSource<'_>]) -> Vec<usize> {
 fn work<'a>(
     context: &'a Context<'a>,
     layers: &[LayerSource<'_>],
-    firsts: &[usize],
-    next: &AtomicUsize,
+    schedule: &Schedule,
+    covers: &Covers,
     results: &mpsc::Sender<Message<'a>>,
 ) {
     let mut writer = ChunkWriter::new(context);
-    while let Some(&i) = firsts.get(next.fetch_add(1, Ordering::Relaxed)) {
-        let result =
-            if context.stopped() { Err(ImportError::Stopped) } else { decode(context, &layers[i], &mut writer) };
+    while let Some(i) = schedule.next() {
+        let result = if context.stopped() {
+            Err(ImportError::Stopped)
+        } else {
+            decode(context, &layers[i], &mut writer, Pass::First(i, covers))
+        };
         if result.is_err() {
             context.stop();
         }
+        schedule.decoded(i);
         // The receiver goes on to the end.
         let _ = results.send(Message::Layer(i, result));
     }
@@ -103,11 +160,12 @@ fn merge<'a>(
     context: &'a Context<'a>,
     mut tree: Tree,
     layers: &[LayerSource<'_>],
-    order: &[usize],
+    same: &[usize],
     results: &mpsc::Receiver<Message<'a>>,
-) -> Result<(TreeAndPack, MergeCounts), ImportError> {
+) -> Result<(Merging, MergeCounts), ImportError> {
     let pack = tree.object_placeholder();
     let mut merging = Merging { merger: Merger::new(tree), objects: vec![pack], counts: MergeCounts::default() };
+    // By the number that equal layers share.
     let mut spools: Vec<Option<Spool<'a>>> = layers.iter().map(|_| None).collect();
     let mut done = 0;
     let mut failure: Option<ImportError> = None;
@@ -122,23 +180,26 @@ fn merge<'a>(
         match message {
             Message::Closed(Ok(())) => {}
             Message::Closed(Err(e)) | Message::Layer(_, Err(e)) => fail(e),
-            Message::Layer(i, Ok(spool)) => spools[i] = Some(spool),
+            Message::Layer(i, Ok(spool)) => spools[same[i]] = Some(spool),
         }
         while done < layers.len() && !context.stopped() {
-            let Some(spool) = &spools[order[done]] else { break };
+            let Some(spool) = &spools[same[done]] else { break };
             if let Err(e) = merging.layer(context, &layers[done].place, spool) {
                 fail(e);
                 break;
             }
-            if !order[done + 1..].contains(&order[done]) {
-                spools[order[done]] = None;
+            if !same[done + 1..].contains(&same[done]) {
+                spools[same[done]] = None;
             }
             done += 1;
         }
     }
     match failure {
         Some(e) => Err(e),
-        None => Ok((TreeAndPack { tree: merging.merger.finish(), pack }, merging.counts)),
+        None => {
+            let counts = merging.counts;
+            Ok((merging, counts))
+        }
     }
 }
 
@@ -150,11 +211,49 @@ struct Merging {
 }
 
 impl Merging {
-    fn layer(&mut self, context: &Context<'_>, place: &str, spool: &Spool<'_>) -> Result<(), ImportError> {
+    fn learn_objects(&mut self, context: &Context<'_>) {
         for (id, space_blocks) in context.objects.list().into_iter().skip(self.objects.len() - 1) {
             let n = self.merger.tree_mut().object(id, space_blocks);
             self.objects.push(n);
         }
+    }
+
+    /// Gives files whose content was taken for hidden but is not what they should have: their layers are read again.
+    fn show<'a>(&mut self, context: &'a Context<'a>, layers: &[LayerSource<'_>]) -> Result<(), ImportError> {
+        if context.totals().hidden_bytes == 0 {
+            return Ok(());
+        }
+        let marked = self.merger.tree().files().filter_map(|(node, c)| Some((Marker::of(&c.digest)?, node)));
+        let mut marked: Vec<(Marker, NodeId)> = marked.collect();
+        marked.sort_unstable();
+        let mut writer = ChunkWriter::new(context);
+        for of_layer in marked.chunk_by(|a, b| a.0.layer == b.0.layer) {
+            let layer = &layers[of_layer[0].0.layer as usize];
+            let mut wanted: Vec<Marker> = of_layer.iter().map(|(marker, _)| *marker).collect();
+            wanted.dedup();
+            let spool = decode(context, layer, &mut writer, Pass::Again(&wanted))?;
+            self.learn_objects(context);
+            let mut reader = spool.reader();
+            let mut record = Record::default();
+            for files in of_layer.chunk_by(|a, b| a.0 == b.0) {
+                if !reader.next(&mut record).map_err(|e| e.at(&layer.place))? {
+                    return Err(ImportError::corrupt(&layer.place, "it was different when it was read again"));
+                }
+                context.shown(record.head.size);
+                let runs: Vec<Run> = record.runs.iter().map(|r| self.run(r)).collect();
+                for (_, node) in files {
+                    let tree = self.merger.tree_mut();
+                    let set = tree.set_content(*node, record.head.size, record.head.digest, &runs);
+                    let entry = || image::tree::PathBytes::of(&record.path);
+                    set.map_err(|source| merge_error(&layer.place, MergeError::Tree { entry: entry(), source }))?;
+                }
+            }
+        }
+        writer.close()
+    }
+
+    fn layer(&mut self, context: &Context<'_>, place: &str, spool: &Spool<'_>) -> Result<(), ImportError> {
+        self.learn_objects(context);
         self.merger.begin_layer().map_err(|e| merge_error(place, e))?;
         let mut reader = spool.reader();
         let mut record = Record::default();

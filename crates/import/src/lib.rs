@@ -23,6 +23,7 @@ mod dir;
 mod docker;
 mod error;
 mod glob;
+mod hidden;
 mod layer;
 mod layers;
 mod limits;
@@ -77,6 +78,7 @@ pub fn import(
         report.source_bytes = totals.source_bytes;
         report.duplicate_bytes = totals.found_bytes;
         report.dropped_xattrs = totals.dropped_xattrs;
+        report.hidden_bytes = totals.hidden_bytes;
         (read, report)
     };
     let (record, index) = finish(&session, pack, read, source, options, &mut report)?;

@@ -149,6 +149,8 @@ pub struct Report {
     pub duplicate_bytes: u64,
     /// Bytes that this import added to the store's packs.
     pub stored_bytes: u64,
+    /// Content bytes of files that were not packed, since upper layers hide them.
+    pub hidden_bytes: u64,
     /// Layers merged.
     pub layers: u64,
     /// Extended attributes in namespaces that images do not carry, or that may not be read.
