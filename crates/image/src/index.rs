@@ -82,6 +82,7 @@ pub fn fuzz_index(bytes: &[u8]) {
         let _ = index.parent(ino);
         let _ = index.path_of(ino).map(|path| index.resolve(&path.0).is_ok());
         let _ = index.extents(ino).map(|extents| extents.count());
+        let _ = index.extents_from(ino, 1 << (ino % 40)).map(|extents| extents.count());
         if let Ok(mut entries) = index.entries(ino) {
             for entry in entries.by_ref().take(1000).flatten() {
                 let _ = index.lookup(ino, entry.name);

@@ -459,9 +459,8 @@ impl Tree {
     /// Every file that has content, whatever its names, in no order.
     pub fn files(&self) -> impl Iterator<Item = (NodeId, FileContent)> + '_ {
         let rows = 0..self.nodes.len() as u32;
-        rows.filter(|&n| self.nodes[n].nlink > 0).filter_map(|n| {
-            self.content_row(n).map(|c| (NodeId(n), FileContent { size: c.size, digest: c.digest }))
-        })
+        rows.filter(|&n| self.nodes[n].nlink > 0)
+            .filter_map(|n| self.content_row(n).map(|c| (NodeId(n), FileContent { size: c.size, digest: c.digest })))
     }
 
     /// A file's runs, merged where they touch.

@@ -22,6 +22,7 @@ pub(crate) struct Context<'a> {
     /// Held by the one decoder that may have a wide window.
     pub(crate) wide_window: Mutex<()>,
     total_bytes: OnceLock<u64>,
+    total_files: OnceLock<u64>,
     bytes: AtomicU64,
     files: AtomicU64,
     unpacked: AtomicU64,
@@ -42,6 +43,7 @@ impl<'a> Context<'a> {
             budget: Budget::new(SPOOL_BYTES),
             wide_window: Mutex::new(()),
             total_bytes: OnceLock::new(),
+            total_files: OnceLock::new(),
             bytes: AtomicU64::new(0),
             files: AtomicU64::new(0),
             unpacked: AtomicU64::new(0),
@@ -59,6 +61,11 @@ impl<'a> Context<'a> {
         let _ = self.total_bytes.set(self.bytes.load(Ordering::Relaxed).saturating_add(bytes));
     }
 
+    /// So many bytes and entries there are altogether, those included that were taken in already.
+    pub(crate) fn totals_are(&self, bytes: u64, files: u64) {
+        let _ = (self.total_bytes.set(bytes), self.total_files.set(files));
+    }
+
     /// Source bytes were taken in.
     pub(crate) fn took(&self, bytes: u64) {
         let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -74,7 +81,8 @@ impl<'a> Context<'a> {
     }
 
     fn tell(&self, bytes: u64, files: u64) {
-        let counts = Counts { bytes, total_bytes: self.total_bytes.get().copied(), files, total_files: None };
+        let total_files = self.total_files.get().copied();
+        let counts = Counts { bytes, total_bytes: self.total_bytes.get().copied(), files, total_files };
         self.options.progress.progress(&counts);
     }
 

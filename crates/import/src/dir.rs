@@ -11,12 +11,14 @@
 //! whatever the depth: those of distant ancestors are closed, and when needed again reopened from the root and
 //! compared.
 
+mod count;
 mod read;
 mod walk;
 
 use crate::chunker::{LocalRun, lock};
 use crate::context::Context;
 use crate::error::ImportError;
+use crate::glob::Patterns;
 use crate::layers::TreeAndPack;
 use format::Digest;
 use image::tree::{Attrs, NodeId, Run, Tree, TreeError};
@@ -25,6 +27,7 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
@@ -143,6 +146,15 @@ pub(crate) fn import_dir<'a>(
     let pack = tree.object_placeholder();
     let root = walk::open_root(path)?;
     let store = walk::id_of(store);
+    let parse = |texts: &[String], option: &str| {
+        Patterns::parse(texts).map_err(|what| ImportError::Usage {
+            what: format!("{option}: {what}"),
+            todo: "see doc/semantics.md for how patterns are written".into(),
+        })
+    };
+    let options = context.options;
+    let (include, exclude) = (parse(&options.include, "--include")?, parse(&options.exclude, "--exclude")?);
+    let read = AtomicBool::new(false);
     let links = Links::default();
     let readers = context.options.threads.clamp(1, MAX_READERS);
     let (to_workers, batches) = mpsc::sync_channel::<Batch>(2 * readers);
@@ -158,8 +170,21 @@ pub(crate) fn import_dir<'a>(
             }
         }
         drop(tx);
+        if options.progress.wants_totals() {
+            let scope_of_walk = count::Scope { path, store, include: &include, exclude: &exclude };
+            let read = &read;
+            let work = move || {
+                let stopped = || read.load(Ordering::Relaxed) || context.stopped();
+                if let Some((bytes, entries)) = count::count(&scope_of_walk, &stopped) {
+                    context.totals_are(bytes, entries);
+                }
+            };
+            // Without the thread there is no total.
+            let _ = std::thread::Builder::new().name("count".into()).spawn_scoped(scope, work);
+        }
         let applier = Applier { context, path, tree, objects: vec![pack], counts: DirCounts::default(), files: 0 };
-        let mut walk = walk::Walk::new(applier, root, store, &links, to_workers, &results)?;
+        let patterns = (&include, &exclude);
+        let mut walk = walk::Walk::new(applier, root, store, patterns, &links, to_workers, &results)?;
         let walked = walk.run();
         let mut applier = walk.finish();
         if walked.is_err() {
@@ -175,6 +200,7 @@ pub(crate) fn import_dir<'a>(
                 }
             }
         }
+        read.store(true, Ordering::Relaxed);
         match failure {
             Some(e) => Err(e),
             None => Ok((TreeAndPack { tree: applier.tree, pack }, applier.counts)),

@@ -82,7 +82,7 @@ pub fn import(
         (read, report)
     };
     let (record, index) = finish(&session, pack, read, source, options, &mut report)?;
-    session.publish(name, &record, index)?;
+    report.added_bytes = session.publish(name, &record, index)?;
     Ok(Imported { record, report })
 }
 

@@ -72,6 +72,12 @@ pub struct Counts {
 pub trait Progress: Sync {
     /// `counts` is the state now; nothing goes backwards except between threads.
     fn progress(&self, counts: &Counts);
+
+    /// Whether it is worth some work to know how much there is: a directory is then gone through by one more thread,
+    /// which says so when it is done. Everything else knows its size anyway.
+    fn wants_totals(&self) -> bool {
+        false
+    }
 }
 
 /// Nobody listens.
@@ -149,6 +155,8 @@ pub struct Report {
     pub duplicate_bytes: u64,
     /// Bytes that this import added to the store's packs.
     pub stored_bytes: u64,
+    /// Bytes by which the store grew: packs, object maps, chunk tables, index and record.
+    pub added_bytes: u64,
     /// Content bytes of files that were not packed, since upper layers hide them.
     pub hidden_bytes: u64,
     /// Layers merged.

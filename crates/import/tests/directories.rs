@@ -291,3 +291,79 @@ fn priv_mount_points_are_empty() {
     let paths: Vec<_> = image.paths().into_keys().map(|p| String::from_utf8(p).unwrap()).collect();
     assert_eq!(paths, ["/", "/bound", "/file", "/from", "/from/inner", "/other", "/tmpfs"]);
 }
+
+/// Hears everything and wants to know how much there is.
+#[derive(Default)]
+struct Curious(std::sync::Mutex<Vec<lazyroot_import::Counts>>);
+
+impl lazyroot_import::Progress for Curious {
+    fn progress(&self, counts: &lazyroot_import::Counts) {
+        self.0.lock().unwrap().push(*counts);
+    }
+
+    fn wants_totals(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn progress_knows_how_much_a_directory_holds() {
+    let home = Home::new();
+    let dir = home.dir.path().join("d");
+    std::fs::create_dir_all(dir.join("sub/deeper")).unwrap();
+    std::fs::create_dir_all(dir.join("left-out/deeper")).unwrap();
+    let data = common::make::noise(1, 100_000);
+    for n in 0..300 {
+        std::fs::write(dir.join(format!("sub/{n}")), &data[n..]).unwrap();
+        std::fs::write(dir.join(format!("left-out/deeper/{n}")), &data[n..]).unwrap();
+    }
+    std::fs::hard_link(dir.join("sub/1"), dir.join("sub/deeper/again")).unwrap();
+    std::os::unix::fs::symlink("sub", dir.join("link")).unwrap();
+    std::fs::write(dir.join("hole"), b"").unwrap();
+    std::fs::File::options().write(true).open(dir.join("hole")).unwrap().set_len(1 << 30).unwrap();
+    let listen = Curious::default();
+    let mut options = options();
+    options.exclude = vec!["left-out".into()];
+    options.progress = &listen;
+    options.threads = 1;
+    let report = home.import_with(&format!("dir:{}", dir.display()), &options).unwrap().report;
+    let all = listen.0.lock().unwrap();
+    let last = all.iter().max_by_key(|c| (c.bytes, c.files)).unwrap();
+    assert_eq!((last.bytes, last.files), (report.source_bytes, report.names));
+    assert_eq!(last.total_bytes, Some(report.source_bytes), "30 MB take longer than 300 names");
+    assert_eq!(last.total_files, Some(report.names));
+}
+
+#[test]
+fn the_report_says_by_how_much_the_store_grew() {
+    let home = Home::new();
+    let dir = home.dir.path().join("d");
+    std::fs::create_dir(&dir).unwrap();
+    let kept = || -> u64 {
+        let mut files = Vec::new();
+        for part in ["objects", "indexes", "refs"] {
+            common::walk(&home.store.root().join(part), &mut files);
+        }
+        files.iter().map(|f| f.metadata().unwrap().len()).sum()
+    };
+    let mut before = kept();
+    // New content, compressible and not; the same again; one file more; nothing but names.
+    let steps: [&dyn Fn(); 4] = [
+        &|| {
+            std::fs::write(dir.join("noise"), common::make::noise(1, 300_000)).unwrap();
+            std::fs::write(dir.join("text"), b"again and again ".repeat(50_000)).unwrap();
+        },
+        &|| {},
+        &|| std::fs::write(dir.join("more"), common::make::noise(2, 70_000)).unwrap(),
+        &|| std::fs::write(dir.join("empty"), b"").unwrap(),
+    ];
+    for (n, step) in steps.iter().enumerate() {
+        step();
+        let report = home.import(&format!("dir:{}", dir.display())).unwrap().report;
+        let after = kept();
+        assert_eq!(report.added_bytes, after.saturating_sub(before), "step {n}");
+        assert_eq!(n == 1, report.added_bytes == 0, "step {n}");
+        assert!(report.added_bytes >= report.stored_bytes);
+        before = after;
+    }
+}

@@ -458,7 +458,7 @@ impl ImageTree {
         let end = offset.checked_add(len as u64).filter(|e| *e <= size);
         let end = end.ok_or(ReadError::OutOfRange { offset, len, size })?;
         let mut at = offset;
-        for extent in self.image.index.extents(ino).map_err(fault)? {
+        for extent in self.image.index.extents_from(ino, offset / BLOCK).map_err(fault)? {
             let ExtentView { file_block, count, object, space_block } = extent.map_err(fault)?;
             let start = u64::from(file_block) * BLOCK;
             let stop = (start + u64::from(count) * BLOCK).min(end);
@@ -547,7 +547,7 @@ impl FileContent for ImageTree {
     fn seek(&self, ino: u32, offset: u64, what: Seek) -> Result<Option<u64>, Fault> {
         let size = self.image.index.inode(ino).map_err(fault)?.size();
         let mut at = offset;
-        for extent in self.image.index.extents(ino).map_err(fault)? {
+        for extent in self.image.index.extents_from(ino, offset / BLOCK).map_err(fault)? {
             let extent = extent.map_err(fault)?;
             let start = u64::from(extent.file_block) * BLOCK;
             let stop = start + u64::from(extent.count) * BLOCK;

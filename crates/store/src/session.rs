@@ -12,7 +12,7 @@ use crate::tmp::{self, TmpDir, TmpFile};
 use crate::{ImageName, ImageRecord, ObjectId, PackOptions, PackWriter, StoreError, index, refs};
 use format::Digest;
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One import: a shared lock, a directory of its own, and everything it writes until it is published. Dropping it
@@ -98,12 +98,13 @@ impl ImportSession {
     }
 
     /// Makes the image visible under `name`, replacing what has that name, and returns when that is durable.
-    /// `index` is a complete index file.
+    /// `index` is a complete index file. Gives the bytes by which the store's files grew; a merged chunk table, which
+    /// is rebuilt now and then, does not count.
     ///
     /// # Errors
     /// A record, an index and objects that do not fit each other; a full or read-only disk. Unless the very last step
     /// failed (syncing the directory of names), the store's images are as they were.
-    pub fn publish(self, name: &ImageName, record: &ImageRecord, index: TmpFile) -> Result<(), StoreError> {
+    pub fn publish(self, name: &ImageName, record: &ImageRecord, index: TmpFile) -> Result<u64, StoreError> {
         let packs = self.shelf.packs();
         self.check(record, &index, &packs)?;
         // Everything that can fail for want of space comes before anything moves.
@@ -112,26 +113,31 @@ impl ImportSession {
         let mut ref_file = self.shelf.dir.file("ref")?;
         ref_file.write_all(&encoded).map_err(|e| StoreError::io("write", ref_file.path(), e))?;
         ref_file.sync()?;
+        let mut grown = encoded.len() as u64;
         for pack in &packs {
             for (part, from) in PARTS.into_iter().zip(&pack.files) {
                 let to = self.layout.object(&pack.id, part);
+                grown += len_of(from).saturating_sub(len_of(&to));
                 self.disk.rename(from, &to).map_err(|e| StoreError::io("make", &to, e))?;
             }
         }
         let to = self.layout.index(&record.index);
         // An index that is there and right stays: somebody may have it open and rely on its lock.
         if !same_content(&index, &to) {
+            grown += len_of(index.path()).saturating_sub(len_of(&to));
             index.rename(&to)?;
         }
         for dir in [self.layout.objects(), self.layout.indexes()] {
             self.disk.sync_dir(&dir).map_err(|e| StoreError::io("sync", &dir, e))?;
         }
         let refs = self.layout.refs();
-        ref_file.rename(&refs.join(name.file_name()))?;
+        let to = refs.join(name.file_name());
+        grown = grown.saturating_sub(len_of(&to));
+        ref_file.rename(&to)?;
         self.disk.sync_dir(&refs).map_err(|e| StoreError::io("sync", &refs, e))?;
         // The image is there. A merged table that cannot be rebuilt now is rebuilt by a later import.
         let _ = chunks::cover(&self.layout, &self.shelf.dir, false);
-        Ok(())
+        Ok(grown)
     }
 
     /// Refuses what would be damaged from the start.
@@ -153,8 +159,13 @@ impl ImportSession {
     }
 }
 
+/// Bytes of a file; 0 when there is none.
+fn len_of(path: &Path) -> u64 {
+    std::fs::symlink_metadata(path).map_or(0, |meta| meta.len())
+}
+
 /// Whether the file at `path` has the same bytes.
-fn same_content(file: &TmpFile, path: &std::path::Path) -> bool {
+fn same_content(file: &TmpFile, path: &Path) -> bool {
     let compare = || -> io::Result<bool> {
         let other = crate::layout::open_read(path)?;
         if other.metadata()?.len() != file.file().metadata()?.len() {

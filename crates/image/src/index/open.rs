@@ -10,6 +10,7 @@ use format::{Digest, FormatError};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -29,7 +30,13 @@ pub(super) struct Inner {
     sections: [Range<usize>; SECTIONS],
     pub(super) names: Option<HashPlace>,
     pub(super) paths: Option<HashPlace>,
+    /// Where the extents of the files that were read last end: first row and number of rows. See
+    /// [`Index::extents_from`].
+    pub(super) ends: [AtomicU64; ENDS],
 }
+
+/// Files whose number of extents is remembered.
+pub(super) const ENDS: usize = 64;
 
 /// A hash section's head.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +70,8 @@ impl Index {
         }
         let sections = read_sections(rows, &header)?;
         let digest = Digest::of(&all[..HEADER_LEN + table_len]);
-        let mut inner = Inner { bytes: bytes.clone(), header, digest, sections, names: None, paths: None };
+        let ends = [const { AtomicU64::new(0) }; ENDS];
+        let mut inner = Inner { bytes: bytes.clone(), header, digest, sections, names: None, paths: None, ends };
         inner.names = inner.read_hash(SectionKind::NameHash)?;
         inner.paths = inner.read_hash(SectionKind::PathHash)?;
         Ok(Index(Arc::new(inner)))

@@ -1,14 +1,16 @@
 //! Reading an index in place.
 
+use super::open::ENDS;
 use super::{Entries, ExtentView, Extents, Index, IndexError, XattrIter};
 use crate::hash;
 use crate::tree::PathBytes;
 use format::index::{
-    Dirent, Inode, MAX_DEPTH, MAX_NAME_LEN, Object, Owner, Place, S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK, S_IFMT,
-    S_IFREG, S_IFSOCK, SectionKind, XattrEntry,
+    Dirent, Extent, Inode, MAX_DEPTH, MAX_NAME_LEN, Object, Owner, Place, S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK,
+    S_IFMT, S_IFREG, S_IFSOCK, SectionKind, XattrEntry,
 };
 use format::{BLOCK, Digest};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use zerocopy::little_endian::U32;
 
 /// One inode, decoded.
@@ -374,6 +376,46 @@ impl Index {
             }
         }
         Ok(extents)
+    }
+
+    /// A file's extents from the first one on that reaches beyond block `from`, found by halving. Where a file's
+    /// extents end is only said by the last of them: the first time that one is looked for row by row, then remembered
+    /// with those of some other files.
+    pub fn extents_from(&self, ino: u32, from: u64) -> Result<Extents<'_>, IndexError> {
+        let mut extents = self.extents(ino)?;
+        if from >= extents.blocks {
+            extents.single = None;
+        }
+        if from == 0 || !extents.more {
+            return Ok(extents);
+        }
+        let start = extents.row as usize;
+        let rows = self.rows::<Extent>(SectionKind::Extents).get(start..).unwrap_or(&[]);
+        let rows = rows.get(..self.extent_count(extents.row, rows)).unwrap_or(rows);
+        let end = |row: &Extent| u64::from(row.file_block.get()) + u64::from(row.count.get() & !Extent::LAST);
+        let skipped = rows.partition_point(|row| end(row) <= from);
+        if skipped > 0 {
+            extents.at = end(&rows[skipped - 1]);
+            extents.row += skipped as u32;
+            // Without a last one the rows end with the section: that is found when they are read.
+            extents.more = skipped < rows.len() || rows.last().is_none_or(|row| row.count.get() & Extent::LAST == 0);
+        }
+        Ok(extents)
+    }
+
+    /// How many of `rows`, which begin with row `first` of the section, are of one file.
+    fn extent_count(&self, first: u32, rows: &[Extent]) -> usize {
+        let slot = &self.0.ends[first as usize % ENDS];
+        let known = slot.load(Ordering::Relaxed);
+        if known >> 32 == u64::from(first) && known as u32 > 0 {
+            return known as u32 as usize;
+        }
+        let count = rows.iter().position(|row| row.count.get() & Extent::LAST != 0).map_or(rows.len(), |n| n + 1);
+        if let Ok(count) = u32::try_from(count) {
+            // Whoever comes between finds one or the other whole.
+            slot.store(u64::from(first) << 32 | u64::from(count), Ordering::Relaxed);
+        }
+        count
     }
 
     /// The objects that extents refer to: the digest of each one's map, and the blocks of its space.

@@ -31,6 +31,45 @@ fn snapshot(index: &Index, tree: &Tree) -> Snapshot {
     Snapshot::from_index(index, |ino, _| Ok(digests.get(&ino).copied())).unwrap()
 }
 
+/// Extents that reach beyond a block, by halving and row by row.
+fn sought(index: &Index, ino: u32, block: u64) -> Vec<ExtentView> {
+    index.extents_from(ino, block).unwrap().map(|e| e.unwrap()).collect()
+}
+
+fn listed(index: &Index, ino: u32, block: u64) -> Vec<ExtentView> {
+    let all = index.extents(ino).unwrap().map(|e| e.unwrap());
+    all.filter(|e| u64::from(e.file_block) + u64::from(e.count) > block).collect()
+}
+
+/// Files in many pieces, more than are remembered.
+#[test]
+fn extents_are_found_from_any_block() {
+    let mut r = Random(11);
+    let mut tree = Tree::new();
+    let object = tree.object(Digest::of(b"object"), u32::MAX.into());
+    for n in 0..100 {
+        let node = tree.create(Tree::ROOT, format!("{n}").as_bytes(), Kind::File, Attrs::default()).unwrap();
+        let (mut at, mut runs) = (0, Vec::new());
+        for i in 0..r.below(400) as u32 {
+            at += r.below(3) as u32;
+            let count = 1 + r.below(5) as u32;
+            // Never where the run before it ends.
+            runs.push(Run { file_block: at, count, object, space_block: 100 * (i + 1) });
+            at += count;
+        }
+        let size = u64::from(at + r.below(3) as u32) * 4096;
+        tree.set_content(node, size, Digest::of(&[n]), &runs).unwrap();
+    }
+    let mut out = std::io::Cursor::new(Vec::new());
+    build(&tree, &mut out).unwrap();
+    let index = Index::open(Arc::new(out.into_inner())).unwrap();
+    for _ in 0..3000 {
+        let ino = 1 + r.below(100) as u32;
+        let block = r.below(1600);
+        assert_eq!(sought(&index, ino, block), listed(&index, ino, block), "inode {ino}, block {block}");
+    }
+}
+
 /// Everything that the index says about the tree is so.
 fn agrees(index: &Index, tree: &Tree) {
     index.verify().unwrap();
@@ -71,6 +110,9 @@ fn agrees(index: &Index, tree: &Tree) {
                     assert_eq!(run.space_block, extent.space_block);
                 }
                 assert!(index.link_target(ino).is_err() && index.entries(ino).is_err());
+                for block in 0..view.size().div_ceil(4096).min(300) + 2 {
+                    assert_eq!(sought(index, ino, block), listed(index, ino, block), "block {block}");
+                }
             }
             _ => assert!(index.extents(ino).is_err() && index.lookup(ino, b"x").is_err()),
         }

@@ -54,11 +54,32 @@ struct Frame {
 
 /// What the patterns say about a path.
 #[derive(Debug, Clone)]
-struct Matched {
+pub(super) struct Matched {
     include: State,
     exclude: State,
     /// It, or an ancestor, is included.
-    included: bool,
+    pub(super) included: bool,
+}
+
+impl Matched {
+    /// About the root.
+    pub(super) fn start(include: &Patterns, exclude: &Patterns) -> Matched {
+        Matched { include: include.start(), exclude: exclude.start(), included: include.is_empty() }
+    }
+
+    /// About a name in a directory; `None` when it is not to be looked at.
+    pub(super) fn step(&self, include: &Patterns, exclude: &Patterns, name: &[u8], is_dir: bool) -> Option<Matched> {
+        let mut state = Matched {
+            include: include.step(&self.include, name),
+            exclude: exclude.step(&self.exclude, name),
+            included: self.included,
+        };
+        if exclude.hit(&state.exclude, is_dir) {
+            return None;
+        }
+        state.included |= include.hit(&state.include, is_dir);
+        (state.included || is_dir && include.open(&state.include)).then_some(state)
+    }
 }
 
 /// The walk over one tree.
@@ -67,8 +88,8 @@ pub(super) struct Walk<'a, 'w> {
     frames: Vec<Frame>,
     device: (u32, u32),
     store: Option<FileId>,
-    include: Patterns,
-    exclude: Patterns,
+    include: &'w Patterns,
+    exclude: &'w Patterns,
     links: &'w Links,
     batch: Batch,
     to_workers: SyncSender<Batch>,
@@ -81,21 +102,15 @@ impl<'a, 'w> Walk<'a, 'w> {
         applier: Applier<'a>,
         root: OwnedFd,
         store: Option<FileId>,
+        patterns: (&'w Patterns, &'w Patterns),
         links: &'w Links,
         to_workers: SyncSender<Batch>,
         results: &'w Receiver<Message>,
     ) -> Result<Self, ImportError> {
-        let options = applier.context.options;
-        let parse = |texts: &[String], option: &str| {
-            Patterns::parse(texts).map_err(|what| ImportError::Usage {
-                what: format!("{option}: {what}"),
-                todo: "see doc/semantics.md for how patterns are written".into(),
-            })
-        };
-        let (include, exclude) = (parse(&options.include, "--include")?, parse(&options.exclude, "--exclude")?);
         let place = applier.path.display().to_string();
         let s = stat(&root).map_err(|e| ImportError::io("stat", &place, e.into()))?;
-        let state = Matched { include: include.start(), exclude: exclude.start(), included: include.is_empty() };
+        let (include, exclude) = patterns;
+        let state = Matched::start(include, exclude);
         let mut walk = Walk {
             applier,
             frames: Vec::new(),
@@ -226,22 +241,11 @@ impl<'a, 'w> Walk<'a, 'w> {
                 kind = FileType::from_raw_mode(s.stx_mode.into());
             }
             let is_dir = kind == FileType::Directory;
-            let parent = &self.frames[frame].state;
-            let state = Matched {
-                include: self.include.step(&parent.include, name),
-                exclude: self.exclude.step(&parent.exclude, name),
-                included: parent.included,
-            };
-            if self.exclude.hit(&state.exclude, is_dir) {
-                continue;
-            }
-            let state = Matched { included: state.included || self.include.hit(&state.include, is_dir), ..state };
-            if is_dir {
-                if state.included || self.include.open(&state.include) {
-                    left.push((name.to_vec(), state));
-                }
-            } else if state.included {
-                self.leaf(frame, &fd, name, kind)?;
+            let state = self.frames[frame].state.step(self.include, self.exclude, name, is_dir);
+            match state {
+                Some(state) if is_dir => left.push((name.to_vec(), state)),
+                Some(_) => self.leaf(frame, &fd, name, kind)?,
+                None => {}
             }
         }
         left.reverse();

@@ -73,24 +73,28 @@ pub fn import(context: &Context, args: &args::Import) -> anyhow::Result<()> {
         value["report"] = json!({
             "names": report.names, "files": report.files, "content_bytes": report.content_bytes,
             "source_bytes": report.source_bytes, "duplicate_bytes": report.duplicate_bytes,
-            "stored_bytes": report.stored_bytes, "layers": report.layers, "dropped_xattrs": report.dropped_xattrs,
+            "stored_bytes": report.stored_bytes, "added_bytes": report.added_bytes,
+            "hidden_bytes": report.hidden_bytes, "layers": report.layers, "dropped_xattrs": report.dropped_xattrs,
             "mount_points": report.mount_points, "vanished": report.vanished, "unreadable": report.unreadable,
             "idle_whiteouts": report.idle_whiteouts, "ignored_entries": report.ignored_entries,
         });
         context.out.object(&value)?;
         return Ok(());
     }
-    let duplicate = if report.duplicate_bytes > 0 {
-        format!(", {} were there already", size(report.duplicate_bytes))
-    } else {
-        String::new()
-    };
+    let mut left_out = String::new();
+    for (bytes, what) in
+        [(report.duplicate_bytes, "of it found there"), (report.hidden_bytes, "hidden by layers above")]
+    {
+        if bytes > 0 {
+            left_out += &format!(", {} {what}", size(bytes));
+        }
+    }
     context.out.line(format!(
-        "{name}: {}, {}, {} of content; {} added to the store{duplicate}; {}",
+        "{name}: {}, {}, {} of content{left_out}; the store grew by {}; {}",
         count(report.names, "name"),
         count(report.files, "file"),
         size(report.content_bytes),
-        size(report.stored_bytes),
+        size(report.added_bytes),
         span(began.elapsed())
     ))?;
     for (count, what) in [

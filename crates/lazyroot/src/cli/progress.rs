@@ -90,6 +90,10 @@ fn text(counts: &Counts, elapsed: Duration) -> String {
 }
 
 impl Progress for Line {
+    fn wants_totals(&self) -> bool {
+        self.listener != Listener::Nobody
+    }
+
     fn progress(&self, counts: &Counts) {
         let every = match self.listener {
             Listener::Nobody => return,
