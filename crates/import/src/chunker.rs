@@ -59,11 +59,24 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Who compresses full frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Frames {
+    /// The pack's workers.
+    HandedOver,
+    /// The thread that fills them, but for those of files so large that the others might run out of work meanwhile.
+    Here,
+}
+
+/// Bytes of a file whose frames several threads compress.
+const LARGE: u64 = 8 << 20;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct ChunkWriter<'a> {
     context: &'a Context<'a>,
     stream: PackStream,
+    frames: Frames,
     /// The last object that a chunk was found in, and its number.
     recent: Option<(ObjectId, u32)>,
     size: u64,
@@ -77,9 +90,10 @@ pub(crate) struct ChunkWriter<'a> {
 }
 
 impl<'a> ChunkWriter<'a> {
-    pub(crate) fn new(context: &'a Context<'a>) -> Self {
+    pub(crate) fn new(context: &'a Context<'a>, frames: Frames) -> Self {
         ChunkWriter {
             context,
+            frames,
             stream: context.pack.stream(),
             recent: None,
             size: 0,
@@ -93,6 +107,7 @@ impl<'a> ChunkWriter<'a> {
 
     /// Starts a file of `size` bytes; an unfinished one is forgotten.
     pub(crate) fn begin(&mut self, size: u64) {
+        self.stream.compress_here(self.frames == Frames::Here && size < LARGE);
         self.size = size;
         self.chunk_at = 0;
         self.chunk.clear();

@@ -5,7 +5,7 @@
 //! for a large one. A layer that stands several times in an image is decoded once. The calling thread merges each layer
 //! as soon as it and all below it are there. Memory does not depend on the number of layers: what waits is spooled.
 
-use crate::chunker::{ChunkWriter, LocalRun, OWN_PACK, lock};
+use crate::chunker::{ChunkWriter, Frames, LocalRun, OWN_PACK, lock};
 use crate::context::Context;
 use crate::error::ImportError;
 use crate::hidden::{Covers, Marker};
@@ -132,7 +132,7 @@ fn work<'a>(
     covers: &Covers,
     results: &mpsc::Sender<Message<'a>>,
 ) {
-    let mut writer = ChunkWriter::new(context);
+    let mut writer = ChunkWriter::new(context, Frames::HandedOver);
     while let Some(i) = schedule.next() {
         let result = if context.stopped() {
             Err(ImportError::Stopped)
@@ -226,7 +226,7 @@ impl Merging {
         let marked = self.merger.tree().files().filter_map(|(node, c)| Some((Marker::of(&c.digest)?, node)));
         let mut marked: Vec<(Marker, NodeId)> = marked.collect();
         marked.sort_unstable();
-        let mut writer = ChunkWriter::new(context);
+        let mut writer = ChunkWriter::new(context, Frames::HandedOver);
         for of_layer in marked.chunk_by(|a, b| a.0.layer == b.0.layer) {
             let layer = &layers[of_layer[0].0.layer as usize];
             let mut wanted: Vec<Marker> = of_layer.iter().map(|(marker, _)| *marker).collect();

@@ -2,10 +2,12 @@
 //!
 //! Each [`PackStream`] fills frames of its own, one after the other in regions of the space that it reserves, so what
 //! one thread puts lies together whatever others do. A full frame goes through a bounded queue to worker threads,
-//! which compress and write it, in whatever order they finish; the object map says where it went.
+//! which compress and write it, in whatever order they finish; the object map says where it went. Where there are
+//! enough threads that put, each compresses its own frames instead ([`PackStream::compress_here`]): the frame is in its
+//! processor's cache then, and nobody has to be woken.
 //!
-//! Memory: a buffer of 1 MiB for each stream and two for each worker, another MiB and a zstd context (about 4 MiB)
-//! for each worker, 44 bytes for each of at most [`PackOptions::chunks_in_memory`] digests, 16 bytes a frame. Buffers
+//! Memory: a buffer of 1 MiB for each stream and two for each worker, another MiB and a zstd context (about 2 MiB)
+//! for each thread that compresses, 44 bytes for each of at most [`PackOptions::chunks_in_memory`] digests, 16 bytes a frame. Buffers
 //! and contexts are reused: nothing is allocated per frame. Who puts faster than the workers write waits in `put`.
 //!
 //! The first error of any thread ends the pack: every later `put`, `flush` and `finish` fails with it.
@@ -89,6 +91,9 @@ pub struct PackWriter {
 pub struct PackStream {
     inner: Arc<Inner>,
     buffer: Option<Buffer>,
+    /// What compresses full frames here instead of handing them over.
+    here: bool,
+    compressor: Option<Compressor>,
     /// What is left of the reserved part of the space.
     next: u64,
     end: u64,
@@ -212,7 +217,7 @@ impl PackWriter {
     /// A stream: what one thread puts lies together.
     pub fn stream(&self) -> PackStream {
         locked(&self.inner.queue).limit += 1;
-        PackStream { inner: self.inner.clone(), buffer: None, next: 0, end: 0 }
+        PackStream { inner: self.inner.clone(), buffer: None, here: false, compressor: None, next: 0, end: 0 }
     }
 
     /// Writes what is left, the object map and the chunk table, and returns when they are on disk. `None` when nothing
@@ -365,10 +370,39 @@ impl PackStream {
     /// The first error of any write so far.
     pub fn flush(&mut self) -> Result<(), StoreError> {
         if let Some(buffer) = self.buffer.take() {
-            self.inner.send(buffer)?;
+            if self.here {
+                let done = self.compress(&buffer);
+                self.inner.give_back(buffer);
+                done?;
+            } else {
+                self.inner.send(buffer)?;
+            }
             self.inner.unflushed.fetch_sub(1, Ordering::AcqRel);
         }
         self.inner.check()
+    }
+
+    /// Whether the calling thread compresses and writes frames that are full from now on, or hands them to the workers
+    /// (as at first). For threads that are as many as there are processors.
+    pub fn compress_here(&mut self, here: bool) {
+        self.here = here;
+    }
+
+    fn compress(&mut self, buffer: &Buffer) -> Result<(), StoreError> {
+        let path = || self.inner.file.path();
+        let compressor = match &mut self.compressor {
+            Some(compressor) => compressor,
+            none => {
+                let made = Compressor::new(self.inner.level).map_err(|e| StoreError::io("compress for", path(), e))?;
+                none.insert(made)
+            }
+        };
+        let (codec, stored) = compressor.compress(&buffer.content);
+        self.inner.write(buffer, codec, stored).map_err(|e| {
+            let text = StoreError::io("write", path(), io::Error::from(e.kind()));
+            self.inner.fail("write", e);
+            self.inner.check().err().unwrap_or(text)
+        })
     }
 
     fn reserve(&mut self) -> Result<(), StoreError> {

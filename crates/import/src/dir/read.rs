@@ -1,7 +1,7 @@
 //! The workers: open, read, hash and pack files below their directories' descriptors.
 
 use super::{Batch, BatchDir, BatchFile, FileId, Links, Message, Outcome, RawAttrs, TRIES, XattrList, full_path};
-use crate::chunker::{ChunkWriter, lock};
+use crate::chunker::{ChunkWriter, Frames, lock};
 use crate::context::Context;
 use crate::error::ImportError;
 use image::tree::xattr_is_supported;
@@ -28,7 +28,7 @@ pub(super) fn work<'a>(
         context,
         root,
         links,
-        writer: ChunkWriter::new(context),
+        writer: ChunkWriter::new(context, Frames::Here),
         buffer: vec![0; BUFFER],
         xattrs: XattrBuffers::default(),
         noatime: true,

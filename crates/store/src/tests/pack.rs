@@ -38,6 +38,8 @@ fn each_streams_chunks_lie_together_and_are_where_put_said() {
                 let mut stream = pack.stream();
                 s.spawn(move || {
                     let put = (0..CHUNKS).map(|i| {
+                        // The second stream compresses by itself, the third one now and then.
+                        stream.compress_here(t == 1 || t == 2 && i % 50 > 25);
                         let len = if i % 7 == 0 { 1 + i as usize } else { CHUNK };
                         let chunk = content(t * 1000 + i, len);
                         let digest = Digest::of(&chunk);
