@@ -56,7 +56,7 @@ fn priv_what_a_user_may_not_read_is_an_error_or_left_out() {
     std::fs::write(tree.join("secret"), b"x").unwrap();
     std::fs::create_dir(tree.join("closed")).unwrap();
     for name in ["secret", "closed"] {
-        std::fs::set_permissions(tree.join(name), std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(tree.join(name), std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
     }
     let source = format!("dir:{}", tree.display());
     user.run(&["import", &source, "t"]).fails(6, &["closed", "--skip-unreadable", "--exclude"]);

@@ -93,8 +93,10 @@ fn sparse_files_are_exported_with_their_holes() {
     let tree = lab.path("tree");
     let long = format!("{}/{}", "d".repeat(90), "n\u{fc}".repeat(60));
     std::fs::create_dir_all(tree.join(&long).parent().unwrap()).unwrap();
-    // Name, size, pieces of data. Whole blocks of it, and no block of zeros, so that the image keeps them as they are.
-    let files: &[(&str, u64, &[(u64, usize)])] = &[
+    /// Name, size, pieces of data.
+    type Holed<'a> = (&'a str, u64, &'a [(u64, usize)]);
+    // No block of zeros, so that the image keeps them as they are.
+    let files: &[Holed<'_>] = &[
         ("between", 3 << 20, &[(0, 4096), (2 << 20, 65536)]),
         ("at-the-end", 1 << 20, &[(8192, 100)]),
         ("in-front", (1 << 20) + 77, &[(1 << 20, 77)]),
