@@ -55,8 +55,11 @@ fn kind_of_one(e: &(dyn Error + 'static)) -> Option<Kind> {
     if matches!(e.downcast_ref::<ReadError>(), Some(ReadError::Corrupt { .. })) {
         return Some(Kind::Corrupt);
     }
-    if matches!(e.downcast_ref::<Fault>(), Some(Fault::Damaged(_))) {
-        return Some(Kind::Corrupt);
+    match e.downcast_ref::<Fault>() {
+        Some(Fault::Damaged(_)) => return Some(Kind::Corrupt),
+        // It says what this user may not.
+        Some(Fault::Io { what: "fusermount3", .. }) => return Some(Kind::Unavailable),
+        _ => {}
     }
     e.downcast_ref::<io::Error>().and_then(of_io)
 }
@@ -126,6 +129,8 @@ mod tests {
             (StoreError::Version { path: "p".into(), version: "9".into(), known: 1 }.into(), 6),
             (io(io::ErrorKind::NotFound).into(), 3),
             (io(io::ErrorKind::Other).into(), 1),
+            (Fault::Io { what: "fusermount3", source: io(io::ErrorKind::Other) }.into(), 6),
+            (Fault::Io { what: "mounting", source: io(io::ErrorKind::Other) }.into(), 1),
             (Failure::status(42, "").into(), 42),
         ];
         for (error, code) in table {

@@ -205,6 +205,7 @@ fn priv_an_ordinary_user_mounts_a_tree() {
     let erofs = user.run(&["mount", "t", &tree, "--as", "erofs"]);
     let rw = user.run(&["mount", "t", &tree, "--rw"]);
     let run = user.run(&["run", "t", "--", "/f"]);
+    let elsewhere = user.run(&["mount", "t", "/usr"]);
     user.run(&["umount", &place]).ok();
     let after = user.run(&["--json", "ps"]).ok().json();
     user.run(&["daemon", "stop"]).ok();
@@ -214,6 +215,7 @@ fn priv_an_ordinary_user_mounts_a_tree() {
     erofs.fails(6, &["needs root", "--as tree"]);
     rw.fails(6, &["needs root"]);
     run.fails(125, &["needs root"]);
+    elsewhere.fails(6, &["fusermount3", "/usr"]);
     assert!(after.is_empty());
 }
 
