@@ -432,12 +432,12 @@ impl State {
         let tops: Vec<Top> = self.inner().held.values().filter_map(|h| h.lease.top.clone()).collect();
         watched.extend(tops.iter().map(|t| t.device));
         for space in procscan::namespaces(self.namespace.as_ref()) {
-            let mut points: Vec<PathBuf> = space
+            let mut points: Vec<(PathBuf, Dev)> = space
                 .mounts
                 .iter()
                 .filter(|e| watched.contains(&dev_of(e)) && e.mount_point != Path::new("/"))
                 .filter(|e| tops.iter().all(|t| t.device != dev_of(e) || *t.source == *e.source))
-                .map(|e| e.mount_point.clone())
+                .map(|e| (e.mount_point.clone(), dev_of(e)))
                 .collect();
             points.reverse();
             if let Err(e) = super::force::detach(space.pid, points) {
