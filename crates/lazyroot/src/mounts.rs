@@ -254,7 +254,8 @@ pub fn fusermount(path: &Path, lazy: bool) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("fusermount3: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("fusermount3: {}", said.trim().trim_start_matches("fusermount3: ")))
 }
 
 /// An overlay, mounted nowhere yet.

@@ -215,7 +215,8 @@ fn priv_an_ordinary_user_mounts_a_tree() {
     erofs.fails(6, &["needs root", "--as tree"]);
     rw.fails(6, &["needs root"]);
     run.fails(125, &["needs root"]);
-    elsewhere.fails(6, &["fusermount3", "/usr"]);
+    let said = elsewhere.fails(6, &["fusermount3", "/usr"]).err;
+    assert_eq!(said.matches("fusermount3").count(), 1, "{said}");
     assert!(after.is_empty());
 }
 

@@ -81,7 +81,8 @@ pub(crate) fn through_fusermount(place: &Path, options: &MountOptions) -> Result
     let received = sys::scm::recv_fds(&ours, &mut byte);
     let output = child.wait_with_output().map_err(failed("waiting for fusermount3"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.trim().trim_start_matches("fusermount3: ").to_owned();
         return Err(Fault::Io { what: "fusermount3", source: io::Error::other(said) });
     }
     let (_, mut fds) = received.map_err(failed("receiving the device from fusermount3"))?;
