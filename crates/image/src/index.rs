@@ -16,7 +16,7 @@ mod open;
 mod read;
 mod write;
 
-pub use build::{BuiltIndex, build};
+pub use build::{BuiltIndex, build, build_from};
 pub use iter::{DirEntry, Entries, ExtentView, Extents, XattrIter};
 pub use open::Index;
 pub use read::{InodeKind, InodeView};

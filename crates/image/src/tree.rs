@@ -2,7 +2,7 @@
 //!
 //! Nodes are like inodes: a hard link is another name of the same node. Names, nodes, file contents, extents,
 //! symlink targets and extended attributes lie in arenas and refer to each other by 32-bit numbers; a regular
-//! file costs about 120 bytes with its name. Every operation is O(1) but listing a directory, which sorts it.
+//! file costs about 130 bytes with its name, 32 of them its digest, which can go to a scratch file. Every operation is O(1) but listing a directory, which sorts it.
 //!
 //! Invariants: every live node but the root has as many dirents as its link count says (a directory exactly
 //! one); names are unique within a directory; what a [`Limits`] forbids is never stored. Nothing recurses, so
@@ -14,6 +14,7 @@
 //! Knows nothing of layers' rules, archives, or where content lies beyond the numbers it is given.
 
 mod arena;
+mod digests;
 mod error;
 mod layers;
 mod names;
@@ -25,6 +26,7 @@ use format::digest::FileHasher;
 use format::{BLOCK, Digest, index as raw};
 use std::collections::HashMap;
 
+pub use digests::Scratch;
 pub use error::{PathBytes, TreeError};
 pub use walk::Children;
 use walk::carry;
@@ -145,6 +147,8 @@ pub struct Limits {
     pub extents: usize,
     /// Objects that the content lies in.
     pub objects: u32,
+    /// Bytes of memory for all of it together, the digests not counted.
+    pub memory: usize,
 }
 
 impl Default for Limits {
@@ -163,6 +167,7 @@ impl Default for Limits {
             file_size: raw::MAX_FILE_SIZE,
             extents: 4 << 20,
             objects: 1 << 16,
+            memory: usize::MAX,
         }
     }
 }
@@ -193,6 +198,8 @@ pub struct Tree {
     dirents: arena::Dirents,
     names: names::Names,
     contents: arena::Contents,
+    /// By content row.
+    digests: digests::Digests,
     extents: arena::Extents,
     targets: arena::Bytes,
     xattrs: xattrs::XattrTable,
@@ -253,6 +260,7 @@ impl Tree {
             file_size: limits.file_size.min(max.file_size),
             extents: limits.extents.min(1 << 28),
             objects: limits.objects.min(1 << 24),
+            memory: limits.memory,
         };
         let mut tree = Tree {
             limits,
@@ -260,6 +268,7 @@ impl Tree {
             dirents: Default::default(),
             names: names::Names::new(),
             contents: Default::default(),
+            digests: Default::default(),
             extents: Default::default(),
             targets: Default::default(),
             xattrs: xattrs::XattrTable::new(),
@@ -442,16 +451,22 @@ impl Tree {
         self.check_content(size, runs).map_err(|e| e.with_path(|| self.path_of(node)))?;
         self.drop_content(node.0);
         self.compact_extents();
+        if size == 0 && digest == self.empty_digest {
+            // As a new file is.
+            return Ok(());
+        }
         let blocks = size.div_ceil(BLOCK);
         let (object, value) = self.extents.store(runs, blocks);
-        self.nodes[node.0].a = self.contents.push(Content { size, digest, object, value });
+        let row = self.contents.push(Content { size, object, value });
+        self.digests.set(row, &digest);
+        self.nodes[node.0].a = row;
         Ok(())
     }
 
     /// A file's size and digest; those of an empty file for anything else.
     pub fn content(&self, node: NodeId) -> FileContent {
         match self.content_row(node.0) {
-            Some(c) => FileContent { size: c.size, digest: c.digest },
+            Some(c) => FileContent { size: c.size, digest: self.digests.get(self.nodes[node.0].a) },
             None => FileContent { size: 0, digest: self.empty_digest },
         }
     }
@@ -459,8 +474,55 @@ impl Tree {
     /// Every file that has content, whatever its names, in no order.
     pub fn files(&self) -> impl Iterator<Item = (NodeId, FileContent)> + '_ {
         let rows = 0..self.nodes.len() as u32;
-        rows.filter(|&n| self.nodes[n].nlink > 0)
-            .filter_map(|n| self.content_row(n).map(|c| (NodeId(n), FileContent { size: c.size, digest: c.digest })))
+        let files = rows.filter(|&n| self.nodes[n].nlink > 0 && self.content_row(n).is_some());
+        files.map(|n| (NodeId(n), self.content(NodeId(n))))
+    }
+
+    /// Regular files, each once whatever its names.
+    pub fn file_count(&self) -> u64 {
+        let rows = 0..self.nodes.len() as u32;
+        rows.filter(|&n| self.nodes[n].nlink > 0 && self.nodes[n].mode & raw::S_IFMT == raw::S_IFREG).count() as u64
+    }
+
+    /// Keeps the digests of `in_memory` files in memory and those of more in `scratch`. When that fails the tree cannot
+    /// be built.
+    pub fn spill_digests(&mut self, in_memory: usize, scratch: Box<dyn Scratch>) {
+        self.digests.spill(in_memory, scratch);
+    }
+
+    /// What went wrong with the scratch file, if anything did.
+    pub(crate) fn scratch_failure(&self) -> Option<std::io::Error> {
+        self.digests.failure()
+    }
+
+    /// Gives up what only changing the tree and looking up names need.
+    pub(crate) fn freeze(&mut self) {
+        self.names.freeze();
+    }
+
+    /// Gives up the list of names: those of a frozen tree can still be read by place.
+    pub(crate) fn drop_dirents(&mut self) {
+        self.dirents = Default::default();
+    }
+
+    /// Gives up everything but the names' bytes.
+    pub(crate) fn drop_nodes(&mut self) {
+        self.nodes = Default::default();
+        self.contents = Default::default();
+        self.digests = Default::default();
+        self.extents = Default::default();
+        self.targets = Default::default();
+    }
+
+    /// Bytes that names, nodes, content and the like take, without what is reserved for more of them.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.nodes.bytes()
+            + self.dirents.bytes()
+            + self.names.bytes()
+            + self.contents.bytes()
+            + self.extents.bytes()
+            + self.targets.bytes()
+            + self.xattrs.memory()
     }
 
     /// A file's runs, merged where they touch.
@@ -538,6 +600,7 @@ impl Tree {
             + self.dirents.memory()
             + self.names.memory()
             + self.contents.memory()
+            + self.digests.memory()
             + self.extents.memory()
             + self.targets.memory()
             + self.xattrs.memory()

@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock};
 use store::{ImportSession, PackWriter};
 
 /// Bytes of memory for the entries of layers that wait to be merged.
-const SPOOL_BYTES: u64 = 32 << 20;
+const SPOOL_BYTES: u64 = 16 << 20;
 
 /// One import: where its bytes go, its limits, how far it is.
 #[derive(Debug)]

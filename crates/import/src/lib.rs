@@ -42,7 +42,7 @@ use blob::Promise;
 use blobs::Blobs;
 use context::Context;
 use image::index::BuiltIndex;
-use image::tree::{Kind, Tree};
+use image::tree::{Scratch, Tree};
 use layer::LayerSource;
 use layers::TreeAndPack;
 use serde_json::Value;
@@ -97,6 +97,22 @@ fn check_usage(source: &Source, options: &Options<'_>) -> Result<(), ImportError
     Ok(())
 }
 
+/// Files whose digests are kept in memory (8 MiB).
+const DIGESTS_IN_MEMORY: usize = 1 << 18;
+
+/// Where the digests of more files are.
+struct DigestFile(TmpFile);
+
+impl Scratch for DigestFile {
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+
+    fn read_at(&mut self, out: &mut [u8], offset: u64) -> std::io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(self.0.file(), out, offset)
+    }
+}
+
 /// A source that was read.
 struct Read {
     tree: TreeAndPack,
@@ -106,7 +122,9 @@ struct Read {
 
 fn read<'a>(context: &'a Context<'a>, source: &Source, store: &Path) -> Result<Read, ImportError> {
     let names = context.options.limits.names;
-    let tree = Tree::with_limits(image::tree::Limits { names, ..Default::default() });
+    let memory = limits::TREE_BYTES.max(names as usize * limits::BYTES_PER_NAME);
+    let mut tree = Tree::with_limits(image::tree::Limits { names, memory, ..Default::default() });
+    tree.spill_digests(DIGESTS_IN_MEMORY, Box::new(DigestFile(context.session.tmp_file("digests")?)));
     let (layers, config) = match source {
         Source::Dir(path) => {
             let (tree, counts) = dir::import_dir(context, tree, path, store)?;
@@ -202,11 +220,11 @@ fn finish(
         report.duplicate_bytes += packed.duplicate_bytes;
     }
     let mut out = BufWriter::with_capacity(1 << 20, session.tmp_file("index")?);
-    let built: BuiltIndex = image::index::build(&tree, &mut out)?;
+    report.files = tree.file_count();
+    let built: BuiltIndex = image::index::build_from(tree, &mut out)?;
     let index = out.into_inner().map_err(|e| ImportError::io("write", "the index", e.into_error()))?;
     report.names = u64::from(built.name_count);
     report.content_bytes = built.content_bytes;
-    report.files = count_files(&tree);
     let record = ImageRecord {
         index: built.digest,
         identity: built.identity,
@@ -220,18 +238,4 @@ fn finish(
         packed_bytes: report.stored_bytes,
     };
     Ok((record, index))
-}
-
-/// Regular files, each once whatever its names.
-fn count_files(tree: &Tree) -> u64 {
-    let mut several = std::collections::HashSet::new();
-    let mut files = 0;
-    let walked: Result<(), std::convert::Infallible> = tree.walk(|_, node| {
-        let counts = tree.kind(node) == Kind::File && (tree.nlink(node) == 1 || several.insert(node));
-        files += u64::from(counts);
-        Ok(())
-    });
-    match walked {
-        Ok(()) => files,
-    }
 }

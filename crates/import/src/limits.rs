@@ -1,11 +1,17 @@
 //! What a source may ask for. Beyond these an import ends with an error that names the entry.
 
+/// Bytes that names, inodes and the like may take in memory.
+pub(crate) const TREE_BYTES: usize = 180 << 20;
+/// The same for each name, where very many are allowed.
+pub(crate) const BYTES_PER_NAME: usize = 94;
+
 /// Limits on one import. The defaults are far above anything that real images hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Names (directory entries) in the image. The default keeps an import below 256 MiB of memory: a name costs up
-    /// to 160 bytes. No index holds more than 4,194,303.
+    /// Names (directory entries) in the image. The default keeps an import below 256 MiB of memory, and so does a limit
+    /// on what they take there: 180 MiB, or 94 bytes for each name where more than the default are allowed. No index
+    /// holds more than 4,194,303.
     pub names: u32,
     /// Entries of one layer.
     pub layer_entries: u64,
@@ -34,7 +40,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            names: 1_500_000,
+            names: 2_000_000,
             layer_entries: 16 << 20,
             layers: 1_000,
             manifest_bytes: 4 << 20,

@@ -18,6 +18,7 @@ use format::chunks::{Header, Row, View};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use zerocopy::IntoBytes;
 
@@ -40,7 +41,11 @@ pub struct ChunkRef {
 pub(crate) struct Finder {
     layout: Layout,
     tables: Vec<Table>,
+    lookups: AtomicU32,
 }
+
+/// Lookups between giving the tables' pages back: the process would seem to grow by all of the tables.
+const LOOKUPS: u32 = 512;
 
 #[derive(Debug)]
 struct Table {
@@ -62,10 +67,14 @@ impl Finder {
         for id in uncovered(layout, tables.first())? {
             tables.extend(open_table(&layout.object(&id, Part::Chunks)));
         }
-        Ok(Finder { layout: layout.clone(), tables })
+        Ok(Finder { layout: layout.clone(), tables, lookups: AtomicU32::new(0) })
     }
 
     pub(crate) fn find(&self, digest: &Digest) -> Option<ChunkRef> {
+        if !self.tables.is_empty() && self.lookups.fetch_add(1, Ordering::Relaxed) % LOOKUPS == LOOKUPS - 1 {
+            // They stay in the kernel's cache. Only a hint, which does not have to be taken.
+            self.tables.iter().for_each(|table| drop(table.bytes.advise(sys::map::Access::DontNeed)));
+        }
         self.tables.iter().find_map(|table| {
             let view = table.view()?;
             let row = view.find(digest)?;

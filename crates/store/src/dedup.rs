@@ -1,8 +1,9 @@
 //! The chunks of a pack that is being written: which digests it has, and where. Bounded memory.
 //!
 //! Up to a limit, digests are in a hash table (44 bytes each at most). At the limit they are written out as a sorted
-//! run and looked up there by interpolation; then the table starts again. The runs also give the pack's chunk table,
-//! by a merge.
+//! run and looked up there by interpolation; then the table starts again. Each run has a filter in memory (2 bytes a
+//! digest), which spares nearly all lookups of what it does not have. The runs also give the pack's chunk table, by a
+//! merge.
 
 use crate::StoreError;
 use crate::chunks;
@@ -21,6 +22,45 @@ struct Entry {
     block: u32,
 }
 
+/// Digests that were written out.
+#[derive(Debug)]
+struct Run {
+    map: sys::Map,
+    filter: Filter,
+}
+
+/// Says of most digests that they are not there: a Bloom filter of 16 bits a digest and four probes.
+#[derive(Debug)]
+struct Filter(Vec<u64>);
+
+impl Filter {
+    fn new(digests: usize) -> Filter {
+        Filter(vec![0; digests.div_ceil(4).next_power_of_two()])
+    }
+
+    /// Word and bit of each probe: two halves of the hash, combined.
+    fn probes(&self, hash: u64) -> [(usize, u64); 4] {
+        let (a, b) = (hash as u32, (hash >> 32) as u32 | 1);
+        [0, 1, 2, 3].map(|i: u32| {
+            let bit = a.wrapping_add(b.wrapping_mul(i)) as usize & (self.0.len() * 64 - 1);
+            (bit / 64, 1 << (bit % 64))
+        })
+    }
+
+    fn add(&mut self, hash: u64) {
+        for (word, bit) in self.probes(hash) {
+            self.0[word] |= bit;
+        }
+    }
+
+    fn may_have(&self, hash: u64) -> bool {
+        self.probes(hash).iter().all(|&(word, bit)| self.0[word] & bit != 0)
+    }
+}
+
+/// Lookups in runs between giving their pages back: the process would seem to grow by all of them.
+const LOOKUPS: u32 = 512;
+
 /// The digests of one pack.
 #[derive(Debug)]
 pub(crate) struct Dedup {
@@ -31,8 +71,9 @@ pub(crate) struct Dedup {
     /// Open addressing: row number plus one, 0 is free. A power of two, at most 2/3 full.
     index: Vec<u32>,
     seed: (u64, u64),
-    runs: Vec<sys::Map>,
+    runs: Vec<Run>,
     total: u64,
+    lookups: u32,
 }
 
 impl Dedup {
@@ -48,6 +89,7 @@ impl Dedup {
             seed: (random(), random()),
             runs: Vec::new(),
             total: 0,
+            lookups: 0,
         }
     }
 
@@ -62,10 +104,8 @@ impl Dedup {
             Ok(row) => return Ok(Some(self.entry(row).block)),
             Err(free) => free,
         };
-        for run in &self.runs {
-            if let Some(row) = View::reopen(run.as_slice()).and_then(|v| v.find(digest)) {
-                return Ok(Some(row.block.get()));
-            }
+        if let Some(block) = self.find_in_runs(digest) {
+            return Ok(Some(block));
         }
         if self.slabs.last().is_none_or(|s| s.len() == SLAB) {
             self.slabs.push(Vec::with_capacity(SLAB));
@@ -84,14 +124,40 @@ impl Dedup {
         Ok(None)
     }
 
+    fn find_in_runs(&mut self, digest: &Digest) -> Option<u32> {
+        let hash = self.hash(digest);
+        for run in self.runs.iter().filter(|run| run.filter.may_have(hash)) {
+            self.lookups += 1;
+            if self.lookups == LOOKUPS {
+                self.lookups = 0;
+                self.give_back();
+            }
+            if let Some(row) = View::reopen(run.map.as_slice()).and_then(|v| v.find(digest)) {
+                return Some(row.block.get());
+            }
+        }
+        None
+    }
+
+    /// Lets go of the runs' pages, which stay in the kernel's cache. Only a hint, which does not have to be taken.
+    fn give_back(&self) {
+        for run in &self.runs {
+            let _ = run.map.advise(sys::map::Access::DontNeed);
+        }
+    }
+
     fn entry(&self, row: usize) -> &Entry {
         &self.slabs[row / SLAB][row % SLAB]
     }
 
     fn start(&self, digest: &Digest) -> usize {
+        self.hash(digest) as usize & (self.index.len() - 1)
+    }
+
+    fn hash(&self, digest: &Digest) -> u64 {
         let word = |at: usize| u64::from_le_bytes(digest.0[at..at + 8].try_into().expect("a digest has 32 bytes"));
         let product = u128::from(word(0) ^ self.seed.0) * u128::from(word(8) ^ self.seed.1);
-        (product as u64 ^ (product >> 64) as u64) as usize & (self.index.len() - 1)
+        product as u64 ^ (product >> 64) as u64
     }
 
     /// The row of a digest, or the slot where it would go.
@@ -129,7 +195,10 @@ impl Dedup {
         let file = chunks::write(self.dir.file("run")?, &[Digest::default()], self.sorted())?;
         let map = sys::Map::of(file.file()).map_err(|e| StoreError::io("map", file.path(), e))?;
         View::open(map.as_slice()).map_err(|e| StoreError::format(file.path(), e))?;
-        self.runs.push(map);
+        let mut filter = Filter::new(self.len);
+        (0..self.len).for_each(|row| filter.add(self.hash(&self.entry(row).digest)));
+        let _ = map.advise(sys::map::Access::DontNeed);
+        self.runs.push(Run { map, filter });
         self.slabs.clear();
         self.len = 0;
         self.index.fill(0);
@@ -144,10 +213,19 @@ impl Dedup {
         }
         let mut inputs: Vec<Box<dyn Iterator<Item = Row> + '_>> = vec![Box::new(self.sorted())];
         for run in &self.runs {
-            let view = View::open(run.as_slice()).map_err(|e| StoreError::format(file.path(), e))?;
+            let view = View::open(run.map.as_slice()).map_err(|e| StoreError::format(file.path(), e))?;
             inputs.push(Box::new(view.rows().iter().copied()));
         }
-        chunks::write(file, &[id], chunks::merge(inputs))
+        let mut rows = 0u32;
+        let merged = chunks::merge(inputs).inspect(|_| {
+            rows = rows.wrapping_add(1);
+            if rows.is_multiple_of(1 << 16) {
+                self.give_back();
+            }
+        });
+        let file = chunks::write(file, &[id], merged)?;
+        self.give_back();
+        Ok(file)
     }
 }
 

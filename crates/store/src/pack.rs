@@ -54,7 +54,7 @@ pub struct PackOptions {
 
 impl Default for PackOptions {
     fn default() -> Self {
-        PackOptions { level: 3, workers: 2, chunks_in_memory: 1 << 20 }
+        PackOptions { level: 3, workers: 2, chunks_in_memory: 1 << 18 }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! First the order: directories are walked without recursion, each one's names sorted once, which fixes the numbers
 //! of all dirents and inodes. Then the sections are written one after the other, each from the tree and the order
-//! alone, so that beside the tree there are only some numbers per name in memory: 21 bytes, 29 while a hash is built.
+//! alone, so that beside the tree there are only some numbers per name in memory: 25 bytes, 32 while a hash is built.
+//! A tree that is given away ([`build_from`]) is given up part by part meanwhile, so that its own memory is the most.
 //! The tree's rows lie in the order in which it was filled, so each pass over them waits for memory: inodes, places
 //! and the content root are made in one.
 
@@ -50,15 +51,40 @@ pub fn build<W: Write + Seek>(tree: &Tree, out: &mut W) -> Result<BuiltIndex, In
     build_with(tree, out, hash::SEEDS)
 }
 
+/// [`build`] for a tree that is not needed any more: takes less memory.
+pub fn build_from<W: Write + Seek>(mut tree: Tree, out: &mut W) -> Result<BuiltIndex, IndexError> {
+    tree.freeze();
+    let order = Order::of(&tree);
+    tree.drop_dirents();
+    Builder { tree: Held::Ours(Box::new(tree)), order, out: SectionWriter::new(out)?, seeds: hash::SEEDS }.run()
+}
+
 /// [`build`] with fewer seeds for the hashes; none means no hashes.
 pub(super) fn build_with<W: Write + Seek>(tree: &Tree, out: &mut W, seeds: u32) -> Result<BuiltIndex, IndexError> {
-    Builder { tree, order: Order::of(tree), out: SectionWriter::new(out)?, seeds }.run()
+    Builder { tree: Held::Lent(tree), order: Order::of(tree), out: SectionWriter::new(out)?, seeds }.run()
+}
+
+/// The tree that an index is built from.
+enum Held<'t> {
+    Lent(&'t Tree),
+    Ours(Box<Tree>),
+}
+
+impl std::ops::Deref for Held<'_> {
+    type Target = Tree;
+
+    fn deref(&self) -> &Tree {
+        match self {
+            Held::Lent(tree) => tree,
+            Held::Ours(tree) => tree,
+        }
+    }
 }
 
 /// The numbers of dirents and inodes.
 struct Order {
-    /// The tree's dirent for each dirent of the index; the root's own is not one of the tree's.
-    dirents: Vec<u32>,
+    /// For each dirent of the index the place of its name and its node; the root's own is not one of the tree's.
+    dirents: Vec<(u32, NodeId)>,
     /// The length of each one's name.
     name_lens: Vec<u8>,
     /// The node of each inode.
@@ -87,20 +113,22 @@ impl Order {
             inos: vec![NIL; tree.node_rows()],
             dirs: Vec::new(),
         };
-        order.dirents.push(NIL);
+        order.dirents.push((NIL, Tree::ROOT));
         order.name_lens.push(0);
-        let mut scratch = Vec::new();
+        let (mut scratch, mut ids) = (Vec::new(), Vec::new());
         // Directories still to be visited, by their own dirent; the next one last.
         let mut todo = vec![(0u32, Tree::ROOT)];
         while let Some((own, dir)) = todo.pop() {
             order.number(dir);
             let first = order.dirents.len();
-            order.dirents.extend(tree.dirents_of(dir));
-            tree.sort_dirents(&mut order.dirents[first..], &mut scratch);
+            ids.clear();
+            ids.extend(tree.dirents_of(dir));
+            tree.sort_dirents(&mut ids, &mut scratch);
             let subdirs = todo.len();
-            for at in first..order.dirents.len() {
-                order.name_lens.push(tree.dirent_name(order.dirents[at]).len() as u8);
-                let node = tree.dirent_node(order.dirents[at]);
+            for &d in &ids {
+                let (at, node) = (order.dirents.len(), tree.dirent_node(d));
+                order.dirents.push((tree.dirent_place(d), node));
+                order.name_lens.push(tree.dirent_name(d).len() as u8);
                 if tree.is_dir(node) {
                     todo.push((at as u32, node));
                 } else if order.inos[node.0 as usize] == NIL {
@@ -143,7 +171,7 @@ impl Renumber {
 }
 
 struct Builder<'a, W> {
-    tree: &'a Tree,
+    tree: Held<'a>,
     order: Order,
     out: SectionWriter<'a, W>,
     seeds: u32,
@@ -157,9 +185,15 @@ impl<W: Write + Seek> Builder<'_, W> {
         self.parents()?;
         let inode_count = self.order.nodes.len() as u32;
         let dirent_count = self.order.dirents.len() as u32;
-        // What is left needs dirents and directories only.
+        if let Some(e) = self.tree.scratch_failure() {
+            return Err(e.into());
+        }
+        // What is left needs names and directories only.
         self.order.nodes = Vec::new();
         self.order.name_lens = Vec::new();
+        if let Held::Ours(tree) = &mut self.tree {
+            tree.drop_nodes();
+        }
         self.name_hash()?;
         self.path_hash()?;
         let sums = self.out.sums();
@@ -265,15 +299,15 @@ impl<W: Write + Seek> Builder<'_, W> {
 
         let mut name_at = 0u32;
         out.put(&Dirent { name: 0.into(), ino: 0.into() })?;
-        for (&d, &name_len) in order.dirents[1..].iter().zip(&order.name_lens[1..]) {
-            let ino = order.inos[tree.dirent_node(d).0 as usize];
+        for (&(_, node), &name_len) in order.dirents[1..].iter().zip(&order.name_lens[1..]) {
+            let ino = order.inos[node.0 as usize];
             out.put(&Dirent { name: name_at.into(), ino: ino.into() })?;
             name_at += u32::from(name_len);
         }
         out.put(&Dirent { name: name_at.into(), ino: 0.into() })?;
         out.end(SectionKind::Dirents)?;
-        for &d in &order.dirents[1..] {
-            out.bytes(tree.dirent_name(d))?;
+        for &(name, _) in &order.dirents[1..] {
+            out.bytes(tree.name_at(name))?;
         }
         out.end(SectionKind::Names)?;
         if link_at > 0 {
@@ -376,10 +410,9 @@ impl<W: Write + Seek> Builder<'_, W> {
         let found = (0..*seeds).map(hash::seed).find_map(|seed| {
             keys.clear();
             for dir in wide() {
-                let own = order.dirents[dir.own as usize];
-                let ino = if own == NIL { 0 } else { order.inos[tree.dirent_node(own).0 as usize] };
+                let ino = order.inos[order.dirents[dir.own as usize].1.0 as usize];
                 keys.extend((dir.first..dir.first + dir.count).map(|d| {
-                    let name = tree.dirent_name(order.dirents[d as usize]);
+                    let name = tree.name_at(order.dirents[d as usize].0);
                     (hash::name_key(seed, ino, name), d)
                 }));
             }
@@ -398,7 +431,7 @@ impl<W: Write + Seek> Builder<'_, W> {
             for dir in &order.dirs {
                 let parent = keys[dir.own as usize].0;
                 keys.extend((dir.first..dir.first + dir.count).map(|d| {
-                    let name = tree.dirent_name(order.dirents[d as usize]);
+                    let name = tree.name_at(order.dirents[d as usize].0);
                     (hash::path_key(parent, name), d)
                 }));
             }

@@ -1,8 +1,8 @@
 //! The arenas of a tree: rows with 32-bit numbers, freed rows used again.
 
 use super::{NIL, Run};
+use format::BLOCK;
 use format::index as raw;
-use format::{BLOCK, Digest};
 use std::ops::{Index, IndexMut};
 
 /// One name.
@@ -45,11 +45,10 @@ impl Node {
     }
 }
 
-/// A file's content. `object` and `value` as in [`raw::Place`].
+/// A file's content but its digest. `object` and `value` as in [`raw::Place`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Content {
     pub(super) size: u64,
-    pub(super) digest: Digest,
     pub(super) object: u32,
     pub(super) value: u32,
 }
@@ -80,7 +79,7 @@ impl Row for Node {
 
 impl Row for Content {
     fn free(next: u32) -> Self {
-        Content { size: 0, digest: Digest::default(), object: raw::Place::NONE, value: next }
+        Content { size: 0, object: raw::Place::NONE, value: next }
     }
     fn next_free(&self) -> u32 {
         self.value
@@ -135,6 +134,11 @@ impl<T: Row> Arena<T> {
 
     pub(super) fn memory(&self) -> usize {
         self.rows.capacity() * size_of::<T>()
+    }
+
+    /// Bytes of the rows.
+    pub(super) fn bytes(&self) -> usize {
+        self.rows.len() * size_of::<T>()
     }
 }
 
@@ -192,6 +196,10 @@ impl Bytes {
 
     pub(super) fn memory(&self) -> usize {
         self.bytes.capacity()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.len()
     }
 }
 
@@ -273,6 +281,10 @@ impl Extents {
 
     pub(super) fn memory(&self) -> usize {
         self.rows.capacity() * size_of::<Run>()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.rows.len() * size_of::<Run>()
     }
 }
 

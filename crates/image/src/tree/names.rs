@@ -143,6 +143,17 @@ impl Names {
         self.garbage = 0;
     }
 
+    /// Bytes of the names, those that are gone included.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Gives up the table: names are only read from now on, by place.
+    pub(super) fn freeze(&mut self) {
+        self.slots = vec![NIL];
+        self.used = 0;
+    }
+
     pub(super) fn memory(&self) -> usize {
         self.bytes.capacity() + self.slots.capacity() * size_of::<u32>()
     }

@@ -7,6 +7,16 @@ use format::index as raw;
 
 /// Directories with fewer names are sorted by comparing names alone.
 const SMALL_SORT: usize = 24;
+/// Directories with more names are sorted with less memory for each.
+const WIDE_SORT: usize = 1 << 18;
+
+/// The first bytes of a name, zeros behind it.
+fn key<const N: usize>(name: &[u8]) -> [u8; N] {
+    let mut key = [0; N];
+    let n = name.len().min(N);
+    key[..n].copy_from_slice(&name[..n]);
+    key
+}
 
 pub(super) fn carry(attrs: &Attrs) -> (i64, u32) {
     const NSEC: u32 = 1_000_000_000;
@@ -156,6 +166,8 @@ impl Tree {
             Some(("names", l.names.into()))
         } else if self.names.live_bytes() + name.len() + 1 > l.name_bytes {
             Some(("bytes of names together", l.name_bytes as u64))
+        } else if self.used_bytes() > l.memory {
+            Some(("bytes of memory for the image's names and inodes", l.memory as u64))
         } else {
             None
         };
@@ -275,25 +287,34 @@ impl Tree {
             ids.sort_unstable_by(|&a, &b| name(a).cmp(name(b)));
             return;
         }
-        // Names lie all over memory, so most comparisons use eight bytes of each, taken beside its number: the
-        // eight behind what all names have in common.
+        // Names lie all over memory, so most comparisons use some bytes of each, taken beside its number: those behind
+        // what all names have in common. Fewer where there are very many names.
         let first = name(ids[0]);
         let common = ids.iter().fold(first.len(), |n, &d| {
             name(d).iter().zip(&first[..n]).position(|(a, b)| a != b).unwrap_or(n.min(name(d).len()))
         });
-        scratch.clear();
-        scratch.extend(ids.iter().map(|&d| {
-            let rest = &name(d)[common..];
-            let mut key = [0u8; 8];
-            let n = rest.len().min(8);
-            key[..n].copy_from_slice(&rest[..n]);
-            (u64::from_be_bytes(key), d)
-        }));
-        // Equal keys are names that go on behind the eight bytes, or end there: no name has a NUL byte.
-        scratch.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
-        for (id, &(_, d)) in ids.iter_mut().zip(scratch.iter()) {
-            *id = d;
+        // Equal keys are names that go on behind the key's bytes, or end there: no name has a NUL byte.
+        if ids.len() <= WIDE_SORT {
+            scratch.clear();
+            scratch.extend(ids.iter().map(|&d| (u64::from_be_bytes(key(&name(d)[common..])), d)));
+            scratch.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
+            ids.iter_mut().zip(scratch.iter()).for_each(|(id, &(_, d))| *id = d);
+        } else {
+            let mut rows: Vec<(u32, u32)> =
+                ids.iter().map(|&d| (u32::from_be_bytes(key(&name(d)[common..])), d)).collect();
+            rows.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
+            ids.iter_mut().zip(rows).for_each(|(id, (_, d))| *id = d);
         }
+    }
+
+    /// Where the dirent's name is.
+    pub(crate) fn dirent_place(&self, dirent: u32) -> u32 {
+        self.dirents[dirent].name
+    }
+
+    /// The name at a place.
+    pub(crate) fn name_at(&self, place: u32) -> &[u8] {
+        self.names.get(place)
     }
 
     pub(crate) fn dirent_name(&self, dirent: u32) -> &[u8] {
