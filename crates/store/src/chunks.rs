@@ -41,11 +41,15 @@ pub struct ChunkRef {
 pub(crate) struct Finder {
     layout: Layout,
     tables: Vec<Table>,
+    /// Whether pages are to be given back now and then.
+    large: bool,
     lookups: AtomicU32,
 }
 
-/// Lookups between giving the tables' pages back: the process would seem to grow by all of the tables.
-const LOOKUPS: u32 = 512;
+/// Lookups between giving the tables' pages back, each of which may bring in 64 KiB: the process would seem to grow by
+/// all of the tables. Where those are small it may.
+const LOOKUPS: u32 = 128;
+const SMALL_TABLES: usize = 16 << 20;
 
 #[derive(Debug)]
 struct Table {
@@ -67,11 +71,12 @@ impl Finder {
         for id in uncovered(layout, tables.first())? {
             tables.extend(open_table(&layout.object(&id, Part::Chunks)));
         }
-        Ok(Finder { layout: layout.clone(), tables, lookups: AtomicU32::new(0) })
+        let large = tables.iter().map(|t| t.bytes.as_slice().len()).sum::<usize>() > SMALL_TABLES;
+        Ok(Finder { layout: layout.clone(), tables, large, lookups: AtomicU32::new(0) })
     }
 
     pub(crate) fn find(&self, digest: &Digest) -> Option<ChunkRef> {
-        if !self.tables.is_empty() && self.lookups.fetch_add(1, Ordering::Relaxed) % LOOKUPS == LOOKUPS - 1 {
+        if self.large && self.lookups.fetch_add(1, Ordering::Relaxed) % LOOKUPS == LOOKUPS - 1 {
             // They stay in the kernel's cache. Only a hint, which does not have to be taken.
             self.tables.iter().for_each(|table| drop(table.bytes.advise(sys::map::Access::DontNeed)));
         }

@@ -59,7 +59,7 @@ impl Filter {
 }
 
 /// Lookups in runs between giving their pages back: the process would seem to grow by all of them.
-const LOOKUPS: u32 = 512;
+const LOOKUPS: u32 = 128;
 
 /// The digests of one pack.
 #[derive(Debug)]

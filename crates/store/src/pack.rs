@@ -37,6 +37,8 @@ const REGION_BLOCKS: u64 = 16 * FRAME_BLOCKS as u64;
 const WORTH: (usize, usize) = (15, 16);
 /// How much is written between hints to begin writing to disk.
 const WRITEBACK: u64 = 8 << 20;
+/// Chunks in a pack that take so much memory that it is given back to the kernel at the end.
+const MANY_CHUNKS: u64 = 1 << 18;
 /// Bytes of a chunk length.
 const LEN: usize = size_of::<u32>();
 
@@ -226,6 +228,16 @@ impl PackWriter {
     /// # Errors
     /// The first error of any write; a stream that was not flushed.
     pub fn finish(mut self) -> Result<Option<PackedObject>, StoreError> {
+        let packed = self.complete();
+        drop(self);
+        if packed.as_ref().is_ok_and(|p| p.as_ref().is_some_and(|p| p.chunks > MANY_CHUNKS)) {
+            // What follows an import's packs, its index, is where it needs most memory.
+            sys::memory::release_free();
+        }
+        packed
+    }
+
+    fn complete(&mut self) -> Result<Option<PackedObject>, StoreError> {
         self.close()?;
         let inner = &*self.inner;
         inner.check()?;

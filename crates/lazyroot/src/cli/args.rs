@@ -143,7 +143,7 @@ pub struct Import {
     /// Threads that decode, hash and compress [default: one per processor]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Names that the image may have; every million beyond the default takes up to 160 MB of memory more
+    /// Names that the image may have; every million beyond the default takes up to 120 MB of memory more
     #[arg(long, value_name = "COUNT", default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..=4_194_303))]
     pub max_names: u32,
     /// Print nothing
