@@ -22,14 +22,16 @@ pub(super) struct Scope<'a> {
     pub(super) exclude: &'a Patterns,
 }
 
+/// An open directory, and its subdirectories that are still to be gone into.
+type Open = (OwnedFd, Vec<(Vec<u8>, Matched)>);
+
 /// Bytes of data and entries, the root not counted. `None` when it was stopped or gave up.
 pub(super) fn count(scope: &Scope<'_>, stopped: &dyn Fn() -> bool) -> Option<(u64, u64)> {
     let root = open_root(scope.path).ok()?;
     let device = device(&read::stat(&root).ok()?);
     let (mut bytes, mut entries) = (0u64, 0u64);
     let mut several: HashSet<FileId> = HashSet::new();
-    // Open directories, each with its subdirectories that are still to be gone into.
-    let mut stack: Vec<(OwnedFd, Vec<(Vec<u8>, Matched)>)> = Vec::new();
+    let mut stack: Vec<Open> = Vec::new();
     let mut next = Some((root, Matched::start(scope.include, scope.exclude)));
     while let Some((fd, state)) = next.take() {
         let mut dirs = Vec::new();
