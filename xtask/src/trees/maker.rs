@@ -56,6 +56,10 @@ impl Maker {
         if name == b"." || name == b".." {
             name.push(b'x');
         }
+        // An archive is read as a layer, where these hide others.
+        if name.starts_with(b".wh.") {
+            name[0] = b'x';
+        }
         OsString::from_vec(name)
     }
 
