@@ -295,14 +295,14 @@ impl MetadataReads {
 pub struct ErofsSource {
     image: Arc<OpenImage>,
     plan: Plan,
-    reads: MetadataReads,
+    reads: Arc<MetadataReads>,
 }
 
 impl ErofsSource {
     /// Plans the layout.
     pub fn new(image: Arc<OpenImage>) -> Result<ErofsSource, PlanError> {
         let plan = Plan::new(image.index(), &Options::new(Shape::Kernel))?;
-        Ok(ErofsSource { image, plan, reads: MetadataReads::default() })
+        Ok(ErofsSource { image, plan, reads: Arc::default() })
     }
 
     /// Bytes of metadata, all in front: whole blocks.
@@ -311,7 +311,7 @@ impl ErofsSource {
     }
 
     /// Reads of metadata.
-    pub fn metadata_reads(&self) -> &MetadataReads {
+    pub fn metadata_reads(&self) -> &Arc<MetadataReads> {
         &self.reads
     }
 

@@ -129,7 +129,7 @@ impl Recipe {
         let made = std::thread::scope(|scope| {
             let theirs = theirs.as_fd();
             let thread = scope.spawn(move || -> io::Result<()> {
-                leave_descriptors_but(theirs)?;
+                crate::proc::leave_descriptors_but(theirs)?;
                 let mount = self.make()?;
                 crate::scm::send_fds(theirs, b"m", &[mount.as_fd()]).map(|_| ())
             });
@@ -139,27 +139,6 @@ impl Recipe {
         let (_, mut fds) = crate::scm::recv_fds(&ours, &mut [0u8; 1])?;
         fds.pop().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
-}
-
-/// Gives the calling thread a descriptor table of its own and closes everything in it but `kept` and the standard
-/// streams.
-fn leave_descriptors_but(kept: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: unsharing the table is unsafe because this thread then no longer sees what others open, and they not
-    // what it opens. The only caller's thread uses nothing but `kept`, which was open before, and what it opens
-    // itself; what it opens it closes, and it ends right after.
-    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES)? };
-    let kept = u32::try_from(kept.as_raw_fd()).expect("an open descriptor is not negative");
-    for (first, last) in [(3, kept.saturating_sub(1)), (kept.max(2) + 1, u32::MAX)] {
-        if first > last {
-            continue;
-        }
-        // SAFETY: only this thread's own table is touched, and nobody else can use it.
-        let rc = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-        if rc != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
 }
 
 /// Opens a directory to attach a mount to. A symlink as the last component is refused, so nobody redirects it.

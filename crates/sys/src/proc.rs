@@ -5,7 +5,7 @@
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -52,6 +52,58 @@ pub fn pass_fd(command: &mut Command, fd: BorrowedFd<'_>) {
             if libc::fcntl(number, libc::F_SETFD, 0) == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         });
     }
+}
+
+/// Starts a thread that has a descriptor table of its own, in which there is nothing but a copy of `kept` and the
+/// standard streams. `work` must neither use nor drop what holds other descriptors of the process: they mean something
+/// else, or nothing, where it runs.
+///
+/// For work on files that the process itself serves. Who waits for a FUSE answer cannot be killed, and keeps the
+/// descriptors that it shares with its process; this thread shares none, so when the process is killed its session
+/// ends, and with it the wait.
+pub fn spawn_apart(
+    name: &str,
+    kept: BorrowedFd<'_>,
+    work: impl FnOnce(OwnedFd) + Send + 'static,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let number = kept.as_raw_fd();
+    let thread = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(move || {
+        // SAFETY: the caller of `spawn_apart` keeps the descriptor open until it was told below.
+        let left = leave_descriptors_but(unsafe { BorrowedFd::borrow_raw(number) });
+        let ok = left.is_ok();
+        // Whoever asked waits for it.
+        let _ = tell.send(left);
+        if ok {
+            // SAFETY: in this thread's own table, where the number stayed open and nobody else knows of it.
+            work(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    })?;
+    match told.recv() {
+        Ok(Ok(())) => Ok(thread),
+        Ok(Err(e)) => Err(e),
+        Err(_) => Err(io::Error::other("the thread ended at once")),
+    }
+}
+
+/// Gives the calling thread a descriptor table of its own and closes everything in it but `kept` and the standard
+/// streams.
+pub(crate) fn leave_descriptors_but(kept: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: unsharing the table is unsafe because this thread then no longer sees what others open, and they not
+    // what it opens. The callers' threads use nothing but `kept`, which was open before, and what they open themselves.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES)? };
+    let kept = u32::try_from(kept.as_raw_fd()).expect("an open descriptor is not negative");
+    for (first, last) in [(3, kept.saturating_sub(1)), (kept.max(2) + 1, u32::MAX)] {
+        if first > last {
+            continue;
+        }
+        // SAFETY: only this thread's own table is touched, and nobody else can use it.
+        let rc = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        if rc != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// A reference to one process that its pid's reuse does not confuse.
@@ -213,6 +265,28 @@ pub fn is_root() -> bool {
 mod tests {
     use super::*;
     use std::process::Stdio;
+
+    #[test]
+    fn a_thread_apart_has_what_was_kept_and_nothing_else() {
+        let kept = tempfile::tempfile().unwrap();
+        let other = tempfile::tempfile().unwrap();
+        let number = other.as_raw_fd();
+        let (send, receive) = std::sync::mpsc::channel();
+        let thread = spawn_apart("apart", kept.as_fd(), move |copy| {
+            let open = |fd: i32| {
+                // SAFETY: F_GETFD only looks the number up.
+                unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+            };
+            let (has_copy, has_other) = (open(copy.as_raw_fd()), open(number));
+            send.send((has_copy, has_other, rustix::fs::fstat(&copy).unwrap().st_ino)).unwrap();
+        })
+        .unwrap();
+        thread.join().unwrap();
+        let inode = rustix::fs::fstat(&kept).unwrap().st_ino;
+        assert_eq!(receive.recv().unwrap(), (true, false, inode));
+        // Here everything is as it was.
+        assert!(other.metadata().is_ok());
+    }
 
     #[test]
     fn a_detached_child_leads_its_own_session() {

@@ -51,7 +51,7 @@ pub struct Superblock {
 
 #[derive(Debug)]
 enum Served {
-    File { session: Arc<FileSession>, file: BlockFile, source: Arc<ErofsSource> },
+    File { session: Arc<FileSession>, file: BlockFile, name: String, source: Arc<ErofsSource> },
     Tree(Session),
 }
 
@@ -85,9 +85,9 @@ impl Superblock {
             log.warn(format_args!("{}: removing {}: {e}", self.image, self.place.display()));
         }
         match served {
-            Served::File { session, file, .. } => {
+            Served::File { session, file, name, .. } => {
                 if let Some(pusher) = &session.pusher {
-                    pusher.remove(file);
+                    pusher.remove(&name);
                 }
                 session.files.remove(file);
                 None
@@ -288,12 +288,10 @@ impl Images {
         match mount() {
             Ok((mount, path)) => {
                 // Beside whatever comes next; the mount itself has read two pages.
-                if let Some(pusher) = &session.pusher
-                    && let Err(e) = pusher.add(file, &source)
-                {
-                    self.log.warn(format_args!("{label}: metadata is not pushed: {e}"));
+                if let Some(pusher) = &session.pusher {
+                    pusher.add(label, source.metadata_bytes(), source.metadata_reads());
                 }
-                Ok((mount, Served::File { session, file, source }, path))
+                Ok((mount, Served::File { session, file, name: label.to_owned(), source }, path))
             }
             Err(e) => {
                 session.files.remove(file);
@@ -342,7 +340,7 @@ impl Images {
         }
         let options = BlockFilesOptions { threads: self.threads, ..Default::default() };
         let files = Arc::new(BlockFiles::start(&options, self.context.clone())?);
-        let push = || Pusher::start(Arc::clone(&files), self.push_bytes, Arc::clone(&self.log));
+        let push = || Pusher::start(&files, self.push_bytes);
         let pusher = match (self.push_bytes > 0).then(push).transpose() {
             Ok(pusher) => pusher,
             Err(e) => {

@@ -1,30 +1,34 @@
 //! Pushing metadata: what a kernel is about to ask of an image's file is put into the file's page cache before it asks.
 //!
-//! A kernel's EROFS reads metadata a page at a time without readahead, so every page that is missing costs a round
-//! trip. One thread for each session of block files pushes the metadata of an image when its file is added, beside the
-//! mount and never in its way, and again when a read of metadata shows that pages have gone (memory was short, or
-//! somebody dropped the caches). It starts with what was asked for and goes on from there.
+//! A kernel's EROFS reads metadata a page at a time and never ahead, so every page that is missing costs a round trip.
+//! One thread for each session of block files has the kernel read the metadata of an image in large pieces when it was
+//! mounted, beside whatever comes next, and again when a read of metadata shows that pages have gone (memory was short,
+//! or somebody dropped the caches). It starts with what was asked for and goes on from there. Pages that are there are
+//! left alone.
 //!
-//! Invariants: it is no serving thread, and waits for none of its own (see [`BlockFiles::notify_store`]); what is
-//! pushed was made from the verified index; pages that are there are left alone. Bounds: a budget of bytes for each
-//! push, a twentieth of a processor over time, nothing while memory is short. Failure model: what cannot be pushed is
-//! read, so a failure costs time only; it is logged once for each image.
+//! It reads files that this very process serves, so it has a descriptor table of its own ([`sys::proc::spawn_apart`])
+//! and touches nothing that holds other descriptors; and it waits for no page that somebody else's read has locked but
+//! after all its own are under way. (FUSE's notify_store would wait for such pages while it has the device open: a
+//! daemon that is killed at that moment would never end.)
+//!
+//! Bounds: a budget of bytes for each push, a twentieth of a processor over time, nothing while memory is short.
+//! Failure model: what is not pushed is read page by page, so a failure costs time only; it is counted.
 
-use super::log::LogFile;
-use crate::front::{BlockFile, BlockFiles};
-use crate::source::ErofsSource;
+use crate::front::BlockFiles;
+use crate::source::MetadataReads;
+use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes that are made and pushed in one go; what [`BlockFiles::notify_store`] sends in one message.
-const PIECE: u64 = 128 << 10;
-/// Pieces between two looks at the memory that is left.
-const LOOK_EVERY: u64 = 32;
+/// The kernel's readahead of a file where it was not set.
+const LEAST_STEP: u64 = 128 << 10;
+/// Bytes between two looks at the memory that is left.
+const LOOK_EVERY: u64 = 4 << 20;
 /// Time that is not spent on pushing for each time that is.
 const REST: u32 = 20;
 /// The shortest rest.
@@ -41,26 +45,28 @@ pub struct Pusher {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Nothing in here holds a descriptor.
 #[derive(Debug)]
 struct Shared {
-    files: Arc<BlockFiles>,
     budget: u64,
-    log: Arc<LogFile>,
+    /// What the kernel reads of a file in one go.
+    step: u64,
     targets: Mutex<Vec<Arc<Target>>>,
     stopping: AtomicBool,
     pushes: AtomicU64,
     pushed_bytes: AtomicU64,
-    present_bytes: AtomicU64,
     held_back: AtomicU64,
+    failures: AtomicU64,
 }
 
 /// One image's file.
 #[derive(Debug)]
 struct Target {
-    file: BlockFile,
-    /// Keeps the kernel's knowledge of the file, without which nothing can be pushed.
-    open: OwnedFd,
-    source: Arc<ErofsSource>,
+    /// In the session's root directory.
+    name: String,
+    /// Bytes of metadata, which lie in front.
+    bytes: u64,
+    reads: Arc<MetadataReads>,
     gone: AtomicBool,
     /// Nothing before that. Only the thread changes it.
     rest_until: Mutex<Instant>,
@@ -68,46 +74,42 @@ struct Target {
 
 impl Pusher {
     /// Starts a thread that pushes at most `budget` bytes at a time into a file of `files`.
-    pub fn start(files: Arc<BlockFiles>, budget: u64, log: Arc<LogFile>) -> io::Result<Pusher> {
+    pub fn start(files: &BlockFiles, budget: u64) -> io::Result<Pusher> {
         let shared = Arc::new(Shared {
-            files,
             budget,
-            log,
+            step: files.read_ahead().max(LEAST_STEP),
             targets: Mutex::default(),
             stopping: AtomicBool::new(false),
             pushes: AtomicU64::new(0),
             pushed_bytes: AtomicU64::new(0),
-            present_bytes: AtomicU64::new(0),
             held_back: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
         });
         let working = Arc::clone(&shared);
-        let builder = std::thread::Builder::new().name("push".into()).stack_size(256 << 10);
-        let thread = Some(builder.spawn(move || working.work())?);
-        Ok(Pusher { shared, thread })
+        let thread = sys::proc::spawn_apart("push", files.mount()?, move |root| working.work(&root))?;
+        Ok(Pusher { shared, thread: Some(thread) })
     }
 
-    /// Pushes the metadata of a file from now on, whenever it is missed. Not from a serving thread.
-    pub fn add(&self, file: BlockFile, source: &Arc<ErofsSource>) -> io::Result<()> {
-        let Some(thread) = &self.thread else { return Ok(()) };
-        let target = Target {
-            file,
-            open: self.shared.files.open(file)?,
-            source: Arc::clone(source),
+    /// Pushes the first `bytes` of the file `name` from now on, whenever some of them are missed.
+    pub fn add(&self, name: &str, bytes: u64, reads: &Arc<MetadataReads>) {
+        let Some(thread) = &self.thread else { return };
+        self.shared.targets().push(Arc::new(Target {
+            name: name.to_owned(),
+            bytes,
+            reads: Arc::clone(reads),
             gone: AtomicBool::new(false),
             rest_until: Mutex::new(Instant::now()),
-        };
-        self.shared.targets().push(Arc::new(target));
-        source.metadata_reads().wake_on_read(thread.thread().clone());
-        // The mount has asked already, when nobody was to be woken; if not, it is about to.
-        source.metadata_reads().ask(0);
+        }));
+        reads.wake_on_read(thread.thread().clone());
+        // The mount has asked already, when nobody was to be woken.
+        reads.ask(0);
         thread.thread().unpark();
-        Ok(())
     }
 
-    /// Leaves a file alone from now on, and lets go of it.
-    pub fn remove(&self, file: BlockFile) {
+    /// Leaves a file alone from now on.
+    pub fn remove(&self, name: &str) {
         self.shared.targets().retain(|target| {
-            let same = target.file == file;
+            let same = target.name == name;
             if same {
                 target.gone.store(true, Relaxed);
             }
@@ -121,8 +123,8 @@ impl Pusher {
         json!({
             "pushes": shared.pushes.load(Relaxed),
             "pushed_bytes": shared.pushed_bytes.load(Relaxed),
-            "present_bytes": shared.present_bytes.load(Relaxed),
             "held_back": shared.held_back.load(Relaxed),
+            "failures": shared.failures.load(Relaxed),
         })
     }
 }
@@ -141,7 +143,7 @@ impl Drop for Pusher {
 enum Outcome {
     /// All is there, or as much as the budget allows.
     Done,
-    /// The file or the session is gone.
+    /// The file is gone.
     Gone,
     /// Memory is short.
     Short,
@@ -152,10 +154,10 @@ impl Shared {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) {
+    fn work(&self, root: &OwnedFd) {
         while !self.stopping.load(Relaxed) {
             match self.next() {
-                Ok(target) => self.serve(&target),
+                Ok(target) => self.serve(root, &target),
                 Err(pause) => std::thread::park_timeout(pause),
             }
         }
@@ -166,7 +168,7 @@ impl Shared {
         let now = Instant::now();
         let mut pause = SLEEP;
         for target in self.targets().iter() {
-            if target.source.metadata_reads().is_asked() {
+            if target.reads.is_asked() {
                 let left = target.rest().saturating_duration_since(now);
                 if left.is_zero() {
                     return Ok(Arc::clone(target));
@@ -177,14 +179,14 @@ impl Shared {
         Err(pause)
     }
 
-    fn serve(&self, target: &Target) {
+    fn serve(&self, root: &OwnedFd, target: &Target) {
         let began = Instant::now();
-        let outcome = self.push(target);
+        let outcome = self.push(root, target);
         let spent = began.elapsed();
         let rest = match outcome {
             Ok(Outcome::Done) => {
                 self.pushes.fetch_add(1, Relaxed);
-                target.source.metadata_reads().satisfied();
+                target.reads.satisfied();
                 (spent * REST).max(REST_LEAST)
             }
             Ok(Outcome::Gone) => SLEEP,
@@ -192,43 +194,38 @@ impl Shared {
                 self.held_back.fetch_add(1, Relaxed);
                 HOLD
             }
-            Err(e) => {
-                self.log.warn(format_args!("metadata is not pushed, and is read page by page: {e}"));
-                SLEEP
+            Err(_) => {
+                self.failures.fetch_add(1, Relaxed);
+                HOLD
             }
         };
         *target.rest_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + rest;
     }
 
-    /// Pushes what is missing of a file's metadata, from where it was asked for last, round to there again.
-    fn push(&self, target: &Target) -> io::Result<Outcome> {
-        let end = target.source.metadata_bytes();
-        let pieces = end.div_ceil(PIECE);
-        let first = target.source.metadata_reads().last().min(end.saturating_sub(1)) / PIECE;
-        let mut buffer = vec![0; PIECE.min(end) as usize];
-        for n in 0..pieces.min(self.budget.div_ceil(PIECE)) {
+    /// Has the kernel read what it has not of a file's metadata, from where it was asked for last, round to there again.
+    fn push(&self, root: &OwnedFd, target: &Target) -> io::Result<Outcome> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(root, target.name.as_str(), flags, Mode::empty())?;
+        let pieces = target.bytes.div_ceil(self.step);
+        let first = target.reads.last().min(target.bytes.saturating_sub(1)) / self.step;
+        let mut last_pages = Vec::new();
+        for n in 0..pieces.min(self.budget.div_ceil(self.step)) {
             if self.stopping.load(Relaxed) || target.gone.load(Relaxed) {
                 return Ok(Outcome::Gone);
             }
-            if n % LOOK_EVERY == 0 && memory_is_short() {
+            if n * self.step % LOOK_EVERY < self.step && memory_is_short() {
                 return Ok(Outcome::Short);
             }
-            let at = (first + n) % pieces * PIECE;
-            let len = PIECE.min(end - at);
-            // Where the kernel cannot tell (before Linux 6.5) everything counts as missing.
-            if sys::file::cached_pages(&target.open, at, len).is_ok_and(|pages| pages >= len.div_ceil(4096)) {
-                self.present_bytes.fetch_add(len, Relaxed);
-                continue;
-            }
-            let piece = &mut buffer[..len as usize];
-            target.source.emit(at, piece).map_err(io::Error::other)?;
-            match self.files.notify_store(target.file, at, piece) {
-                Ok(()) => self.pushed_bytes.fetch_add(len, Relaxed),
-                Err(e) if e.kind() == io::ErrorKind::OutOfMemory => return Ok(Outcome::Short),
-                // The kernel has forgotten the file, or the session is over.
-                Err(e) if is_gone(&e) => return Ok(Outcome::Gone),
-                Err(e) => return Err(e),
-            };
+            let at = (first + n) % pieces * self.step;
+            let len = self.step.min(target.bytes - at);
+            // Allocates pages where there are none and sends for them; waits for nobody.
+            sys::file::fadvise_willneed(&file, at, len)?;
+            last_pages.push(at + len - 1);
+            self.pushed_bytes.fetch_add(len, Relaxed);
+        }
+        // Now for the answers, so that none of these reads is taken for somebody's who misses something.
+        for at in last_pages {
+            sys::file::pread_exact(file.as_fd(), &mut [0], at)?;
         }
         Ok(Outcome::Done)
     }
@@ -238,13 +235,6 @@ impl Target {
     fn rest(&self) -> Instant {
         *self.rest_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let gone = [Errno::NOENT, Errno::NODEV, Errno::NOTCONN, Errno::CONNABORTED];
-    error.kind() == io::ErrorKind::NotFound
-        || sys::mount::raw_errno(error).is_some_and(|n| gone.iter().any(|e| e.raw_os_error() == n))
 }
 
 /// Whether pages that are pushed now would be taken from somebody who needs them.

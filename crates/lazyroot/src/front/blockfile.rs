@@ -58,6 +58,8 @@ pub struct BlockFile {
 pub struct BlockFiles {
     session: Session,
     handler: Arc<FilesHandler>,
+    /// Bytes; 0 where it could not be set.
+    read_ahead: u64,
 }
 
 impl BlockFiles {
@@ -77,12 +79,18 @@ impl BlockFiles {
         let serving: Arc<dyn Handler> = handler.clone();
         let log = Arc::clone(&context.log);
         let session = Session::start(mounted, serving, options.name.clone(), context, wish, options.threads)?;
-        let files = BlockFiles { session, handler };
+        let mut files = BlockFiles { session, handler, read_ahead: 0 };
         if let Some(kb) = options.read_ahead_kb {
             // Before anybody opens a file: open files keep what they found. Where /sys is read-only it is only slower.
             let ids = files.mount().and_then(sys::mount::ids);
-            if let Err(e) = ids.and_then(|ids| sys::mount::set_read_ahead_kb(ids, kb)) {
-                log.line(Level::Warn, format_args!("{}: readahead stays at the kernel's 128 KiB: {e}", options.name));
+            match ids.and_then(|ids| sys::mount::set_read_ahead_kb(ids, kb)) {
+                Ok(()) => files.read_ahead = u64::from(kb) << 10,
+                Err(e) => {
+                    log.line(
+                        Level::Warn,
+                        format_args!("{}: readahead stays at the kernel's 128 KiB: {e}", options.name),
+                    );
+                }
             }
         }
         Ok(files)
@@ -130,7 +138,8 @@ impl BlockFiles {
     }
 
     /// Opens a file. Keep it open while pages are pushed, so that the kernel does not forget the file. Not from a
-    /// serving thread.
+    /// serving thread, and not where it may be open when the process is killed: closing it waits for an answer to FLUSH
+    /// that never comes (see [`sys::proc::spawn_apart`]).
     pub fn open(&self, file: BlockFile) -> io::Result<OwnedFd> {
         let path = self.path(file).ok_or(io::ErrorKind::NotFound)?;
         Ok(std::fs::File::open(path)?.into())
@@ -170,6 +179,11 @@ impl BlockFiles {
     /// The session's detached mount.
     pub fn mount(&self) -> io::Result<BorrowedFd<'_>> {
         self.session.mount().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// What the kernel reads ahead of the files, in bytes; 0 when that was left to the kernel.
+    pub fn read_ahead(&self) -> u64 {
+        self.read_ahead
     }
 
     /// How many files the session holds, those that were removed but are still in use included.
