@@ -36,6 +36,8 @@ pub fn run(scratch: &Scratch, corpora: &[String], rounds: usize, figures: &mut F
             ("dir".into(), Box::new(into_fresh("dir", rootfs.clone()))),
             ("work of oci ÷ cores".into(), Box::new(|| Ok(floor.layers()? / cores))),
             ("work of dir ÷ cores".into(), Box::new(|| Ok(floor.tree()? / cores))),
+            // No goal: how far from that division the cores themselves are, when all of them work.
+            ("work of dir, on all cores at once".into(), Box::new(|| floor.tree_at_once(cores as usize))),
         ];
         if squashfs.is_some() {
             targets.push(("mksquashfs zstd 3".into(), Box::new(|| squash(&rootfs, &image))));
@@ -96,6 +98,18 @@ fn fill_ext4(rootfs: &Path, image: &Path) -> Result<f64> {
     Ok(took)
 }
 
+/// Bytes that are compressed together.
+const FRAME: usize = 1 << 20;
+
+fn hash_and_pack(content: &[u8]) -> Result<()> {
+    std::hint::black_box(blake3::hash(content));
+    let mut packer = zstd::bulk::Compressor::new(3)?;
+    for frame in content.chunks(FRAME) {
+        std::hint::black_box(packer.compress(frame)?);
+    }
+    Ok(())
+}
+
 /// The work that an import consists of, for one corpus.
 #[derive(Debug)]
 struct Floor {
@@ -135,11 +149,19 @@ impl Floor {
     /// From a directory: BLAKE3 and zstd over the content, once.
     fn tree(&self) -> Result<f64> {
         let began = Instant::now();
-        std::hint::black_box(blake3::hash(&self.content));
-        let mut packer = zstd::bulk::Compressor::new(3)?;
-        for frame in self.content.chunks(1 << 20) {
-            std::hint::black_box(packer.compress(frame)?);
-        }
+        hash_and_pack(&self.content)?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+
+    /// The same in as many equal parts as there are cores, all at the same time.
+    fn tree_at_once(&self, cores: usize) -> Result<f64> {
+        let frames = self.content.len().div_ceil(FRAME).div_ceil(cores.max(1)).max(1);
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let parts: Vec<_> =
+                self.content.chunks(frames * FRAME).map(|part| scope.spawn(|| hash_and_pack(part))).collect();
+            parts.into_iter().try_for_each(|part| part.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")))
+        })?;
         Ok(began.elapsed().as_secs_f64())
     }
 
