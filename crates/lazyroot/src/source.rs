@@ -9,6 +9,7 @@ use anyhow::Context;
 use format::{BLOCK, Digest};
 use image::erofs::{Data, Options, Plan, PlanError, Shape};
 use image::index::{ExtentView, Index, IndexError, InodeKind, InodeView};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
@@ -202,13 +203,13 @@ impl Join {
 }
 
 /// A range of one space.
-struct Part<'a> {
+struct SpaceRange<'a> {
     space: &'a Arc<Space>,
     offset: u64,
     len: usize,
 }
 
-fn fetch_parts(parts: &[Part<'_>], request: Request, done: Done) {
+fn fetch_parts(parts: &[SpaceRange<'_>], request: Request, done: Done) {
     match parts {
         [] => done(Ok(())),
         [one] => one.space.fetch(one.offset, one.len, request, done),
@@ -230,17 +231,46 @@ fn as_fetch_error(error: ReadError) -> FetchError {
     }
 }
 
-/// Reads of metadata, which tell whoever pushes it that pages are missing.
-#[derive(Debug, Default)]
+/// Reads of metadata, which tell whoever pushes it that pages are missing. Metadata has two parts: directories, which
+/// is all that a walk over names needs, and everything else.
+#[derive(Debug)]
 pub struct MetadataReads {
+    parts: [Part; 2],
     count: AtomicU64,
-    last: AtomicU64,
-    asked: AtomicBool,
     satisfied: AtomicBool,
     wake: OnceLock<Thread>,
 }
 
+/// Reads of one part.
+#[derive(Debug)]
+struct Part {
+    bytes: Range<u64>,
+    last: AtomicU64,
+    asked: AtomicBool,
+}
+
+impl Part {
+    fn new(bytes: Range<u64>) -> Part {
+        Part { last: AtomicU64::new(bytes.start), bytes, asked: AtomicBool::new(false) }
+    }
+}
+
 impl MetadataReads {
+    fn new(plan: &Plan) -> MetadataReads {
+        let parts = [Part::new(0..plan.dirs_len()), Part::new(plan.dirs_len()..plan.meta_len())];
+        MetadataReads { parts, count: AtomicU64::new(0), satisfied: AtomicBool::new(false), wake: OnceLock::new() }
+    }
+
+    /// How many parts there are.
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Where a part lies, and where in it was read last.
+    pub fn part(&self, part: usize) -> (Range<u64>, u64) {
+        (self.parts[part].bytes.clone(), self.parts[part].last.load(Ordering::Relaxed))
+    }
+
     /// Has `thread` woken by the next read. Only the first one that is given.
     pub fn wake_on_read(&self, thread: Thread) {
         let _ = self.wake.set(thread);
@@ -249,34 +279,33 @@ impl MetadataReads {
     /// Somebody read.
     fn note(&self, offset: u64) {
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.ask(offset);
+        let part = usize::from(offset >= self.parts[1].bytes.start);
+        self.parts[part].last.store(offset, Ordering::Relaxed);
+        self.ask(part);
     }
 
-    /// Metadata is wanted, from `offset` on.
-    pub fn ask(&self, offset: u64) {
-        self.last.store(offset, Ordering::Relaxed);
-        if !self.asked.load(Ordering::Relaxed)
-            && !self.asked.swap(true, Ordering::AcqRel)
+    /// A part is wanted.
+    pub fn ask(&self, part: usize) {
+        let asked = &self.parts[part].asked;
+        if !asked.load(Ordering::Relaxed)
+            && !asked.swap(true, Ordering::AcqRel)
             && let Some(thread) = self.wake.get()
         {
             thread.unpark();
         }
     }
 
-    /// Whether somebody has asked since [`MetadataReads::satisfied`].
-    pub fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Acquire)
+    /// Whether somebody has asked for a part since [`MetadataReads::satisfied`].
+    pub fn is_asked(&self, part: usize) -> bool {
+        self.parts[part].asked.load(Ordering::Acquire)
     }
 
-    /// Where was asked last.
-    pub fn last(&self) -> u64 {
-        self.last.load(Ordering::Relaxed)
-    }
-
-    /// Everything that was asked for is there; so is what was read meanwhile.
-    pub fn satisfied(&self) {
-        self.satisfied.store(true, Ordering::Relaxed);
-        self.asked.store(false, Ordering::Release);
+    /// All of a part is there; so is what was read meanwhile.
+    pub fn satisfied(&self, part: usize) {
+        self.parts[part].asked.store(false, Ordering::Release);
+        if part + 1 == self.parts.len() {
+            self.satisfied.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether all of it has been there once.
@@ -302,7 +331,8 @@ impl ErofsSource {
     /// Plans the layout.
     pub fn new(image: Arc<OpenImage>) -> Result<ErofsSource, PlanError> {
         let plan = Plan::new(image.index(), &Options::new(Shape::Kernel))?;
-        Ok(ErofsSource { image, plan, reads: Arc::default() })
+        let reads = Arc::new(MetadataReads::new(&plan));
+        Ok(ErofsSource { image, plan, reads })
     }
 
     /// Bytes of metadata, all in front: whole blocks.
@@ -399,7 +429,7 @@ impl BlockSource for ErofsSource {
             self.runs(at, end, |data, skip, len| {
                 if let Data::Space { object, space_block, .. } = data {
                     let (space, _) = self.image.object(object)?;
-                    parts.push(Part { space, offset: u64::from(space_block) * BLOCK + skip, len });
+                    parts.push(SpaceRange { space, offset: u64::from(space_block) * BLOCK + skip, len });
                 }
                 Ok(Presence::Ready)
             })
@@ -534,7 +564,7 @@ impl FileContent for ImageTree {
         let found = self.pieces(ino, offset, len, |piece| {
             if let Piece::Bytes { object, block, skip, len } = piece {
                 let (space, _) = self.image.object(object)?;
-                parts.push(Part { space, offset: u64::from(block) * BLOCK + skip, len });
+                parts.push(SpaceRange { space, offset: u64::from(block) * BLOCK + skip, len });
             }
             Ok(Presence::Ready)
         });

@@ -151,6 +151,11 @@ impl Plan {
         self.meta_len() + (u64::from(self.data_blocks) + 1) * BLOCK
     }
 
+    /// Bytes of the superblock and all directories, which lie in front of the other metadata; whole blocks.
+    pub fn dirs_len(&self) -> u64 {
+        u64::from(self.regions.inodes) * BLOCK
+    }
+
     /// Bytes of the metadata in front, whole blocks.
     pub fn meta_len(&self) -> u64 {
         u64::from(self.regions.data) * BLOCK

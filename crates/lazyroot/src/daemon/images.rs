@@ -289,7 +289,7 @@ impl Images {
             Ok((mount, path)) => {
                 // Beside whatever comes next; the mount itself has read two pages.
                 if let Some(pusher) = &session.pusher {
-                    pusher.add(label, source.metadata_bytes(), source.metadata_reads());
+                    pusher.add(label, source.metadata_reads());
                 }
                 Ok((mount, Served::File { session, file, name: label.to_owned(), source }, path))
             }

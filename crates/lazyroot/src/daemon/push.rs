@@ -3,8 +3,8 @@
 //! A kernel's EROFS reads metadata a page at a time and never ahead, so every page that is missing costs a round trip.
 //! One thread for each session of block files has the kernel read the metadata of an image in large pieces when it was
 //! mounted, beside whatever comes next, and again when a read of metadata shows that pages have gone (memory was short,
-//! or somebody dropped the caches). It starts with what was asked for and goes on from there. Pages that are there are
-//! left alone.
+//! or somebody dropped the caches): the part that was asked for, directories or the rest, from where it was read on. Pages
+//! that are there are left alone.
 //!
 //! It reads files that this very process serves, so it has a descriptor table of its own ([`sys::proc::spawn_apart`])
 //! and touches nothing that holds other descriptors; and it waits for no page that somebody else's read has locked but
@@ -64,12 +64,10 @@ struct Shared {
 struct Target {
     /// In the session's root directory.
     name: String,
-    /// Bytes of metadata, which lie in front.
-    bytes: u64,
     reads: Arc<MetadataReads>,
     gone: AtomicBool,
-    /// Nothing before that. Only the thread changes it.
-    rest_until: Mutex<Instant>,
+    /// Nothing of a part before that. Only the thread changes it.
+    rest_until: Mutex<Vec<Instant>>,
 }
 
 impl Pusher {
@@ -90,19 +88,18 @@ impl Pusher {
         Ok(Pusher { shared, thread: Some(thread) })
     }
 
-    /// Pushes the first `bytes` of the file `name` from now on, whenever some of them are missed.
-    pub fn add(&self, name: &str, bytes: u64, reads: &Arc<MetadataReads>) {
+    /// Pushes the metadata of the file `name` now, and from now on each part of it that is missed.
+    pub fn add(&self, name: &str, reads: &Arc<MetadataReads>) {
         let Some(thread) = &self.thread else { return };
         self.shared.targets().push(Arc::new(Target {
             name: name.to_owned(),
-            bytes,
             reads: Arc::clone(reads),
             gone: AtomicBool::new(false),
-            rest_until: Mutex::new(Instant::now()),
+            rest_until: Mutex::new(vec![Instant::now(); reads.parts()]),
         }));
         reads.wake_on_read(thread.thread().clone());
         // The mount has asked already, when nobody was to be woken.
-        reads.ask(0);
+        (0..reads.parts()).for_each(|part| reads.ask(part));
         thread.thread().unpark();
     }
 
@@ -157,21 +154,21 @@ impl Shared {
     fn work(&self, root: &OwnedFd) {
         while !self.stopping.load(Relaxed) {
             match self.next() {
-                Ok(target) => self.serve(root, &target),
+                Ok((target, part)) => self.serve(root, &target, part),
                 Err(pause) => std::thread::park_timeout(pause),
             }
         }
     }
 
-    /// A file whose metadata is missed and that may be served now, or how long there is none.
-    fn next(&self) -> Result<Arc<Target>, Duration> {
+    /// A file of which a part is missed and may be pushed now, or how long there is none.
+    fn next(&self) -> Result<(Arc<Target>, usize), Duration> {
         let now = Instant::now();
         let mut pause = SLEEP;
         for target in self.targets().iter() {
-            if target.reads.is_asked() {
-                let left = target.rest().saturating_duration_since(now);
+            for part in (0..target.reads.parts()).filter(|part| target.reads.is_asked(*part)) {
+                let left = target.rests()[part].saturating_duration_since(now);
                 if left.is_zero() {
-                    return Ok(Arc::clone(target));
+                    return Ok((Arc::clone(target), part));
                 }
                 pause = pause.min(left);
             }
@@ -179,14 +176,14 @@ impl Shared {
         Err(pause)
     }
 
-    fn serve(&self, root: &OwnedFd, target: &Target) {
+    fn serve(&self, root: &OwnedFd, target: &Target, part: usize) {
         let began = Instant::now();
-        let outcome = self.push(root, target);
+        let outcome = self.push(root, target, part);
         let spent = began.elapsed();
         let rest = match outcome {
             Ok(Outcome::Done) => {
                 self.pushes.fetch_add(1, Relaxed);
-                target.reads.satisfied();
+                target.reads.satisfied(part);
                 (spent * REST).max(REST_LEAST)
             }
             Ok(Outcome::Gone) => SLEEP,
@@ -199,15 +196,17 @@ impl Shared {
                 HOLD
             }
         };
-        *target.rest_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + rest;
+        target.rests()[part] = Instant::now() + rest;
     }
 
-    /// Has the kernel read what it has not of a file's metadata, from where it was asked for last, round to there again.
-    fn push(&self, root: &OwnedFd, target: &Target) -> io::Result<Outcome> {
+    /// Has the kernel read what it has not of a part of a file's metadata, from where it was asked for last, round to
+    /// there again.
+    fn push(&self, root: &OwnedFd, target: &Target, part: usize) -> io::Result<Outcome> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(root, target.name.as_str(), flags, Mode::empty())?;
-        let pieces = target.bytes.div_ceil(self.step);
-        let first = target.reads.last().min(target.bytes.saturating_sub(1)) / self.step;
+        let (bytes, last) = target.reads.part(part);
+        let pieces = (bytes.end - bytes.start).div_ceil(self.step);
+        let first = last.saturating_sub(bytes.start) / self.step;
         let mut last_pages = Vec::new();
         for n in 0..pieces.min(self.budget.div_ceil(self.step)) {
             if self.stopping.load(Relaxed) || target.gone.load(Relaxed) {
@@ -216,8 +215,8 @@ impl Shared {
             if n * self.step % LOOK_EVERY < self.step && memory_is_short() {
                 return Ok(Outcome::Short);
             }
-            let at = (first + n) % pieces * self.step;
-            let len = self.step.min(target.bytes - at);
+            let at = bytes.start + (first + n) % pieces * self.step;
+            let len = self.step.min(bytes.end - at);
             // Allocates pages where there are none and sends for them; waits for nobody.
             sys::file::fadvise_willneed(&file, at, len)?;
             last_pages.push(at + len - 1);
@@ -232,8 +231,8 @@ impl Shared {
 }
 
 impl Target {
-    fn rest(&self) -> Instant {
-        *self.rest_until.lock().unwrap_or_else(PoisonError::into_inner)
+    fn rests(&self) -> MutexGuard<'_, Vec<Instant>> {
+        self.rest_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
